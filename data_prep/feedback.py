@@ -13,7 +13,7 @@ from typing import Any
 from convrec.base.errors import UserError
 from convrec.base.files import write_jsonl
 from convrec.base.options import command
-from convrec.data.damage import Damage
+from convrec.data.damage import BadRecord, Damage
 from convrec.data.records import read_records
 from convrec.data.schema import SPEAKERS, TURN
 from convrec.titles.catalog import Catalog, load_catalog
@@ -71,7 +71,8 @@ def _iter_records(files: Sequence[Path], damage: Damage) -> Iterator[dict[str, A
             if {"list_id", "time"} <= record.keys():
                 yield record
             else:
-                damage.add(path, number, "neither a list nor an event; remove the line")
+                problem = BadRecord("feedback.unknown-record", "neither a list nor an event; remove the line")
+                damage.add(path, number, problem)
 
 
 def _find_seen_title(name: str | int, title_by_id: dict[str, str], catalog: Catalog) -> str:

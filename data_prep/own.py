@@ -176,7 +176,9 @@ def _check_id(row: Row, here: str, ids: dict[str, str]) -> None:
     """Register a row's id. Raises BadRecord if an earlier row has it."""
     first = ids.setdefault(row.id, here) if row.id is not None else here
     if first != here:
-        raise BadRecord("id %r is also the id of %s; give every row its own id, or none", row.id, first)
+        raise BadRecord(
+            "conversations.repeated-id", "id %r is also the id of %s; give every row its own id, or none", row.id, first
+        )
 
 
 def _check_split(row: Row, first: tuple[str, str] | None) -> None:
@@ -186,8 +188,13 @@ def _check_split(row: Row, first: tuple[str, str] | None) -> None:
     """
     if first is not None and first[0] != row.split:
         split, place = first
-        problem = "split is %s, but %s puts the same conversation into %s; put all its rows into one split"
-        raise BadRecord(problem, row.split, place, split)
+        raise BadRecord(
+            "conversations.two-splits",
+            "split is %s, but %s puts the same conversation into %s; put all its rows into one split",
+            row.split,
+            place,
+            split,
+        )
 
 
 def hash_conversation(row: Row) -> int:

@@ -30,7 +30,11 @@ def _build_matcher(catalog_path: str, settings: ListSettings) -> Matcher:
 
 
 def get_matcher(catalog_path: str, settings: ListSettings) -> Matcher:
-    """Return the matcher of this process for these settings; it is built once, also with several threads."""
+    """Return the matcher of this process for these settings; it is built once, also with several threads.
+
+    Raises:
+        UserError: the catalog cannot be loaded, or does not suit the settings.
+    """
     with _building:
         return _build_matcher(str(catalog_path), settings)
 
@@ -49,7 +53,17 @@ def _build_parts(
 def get_parts(
     catalog_path: str, settings: ListSettings, weights: Mapping[str, float], train_files: str | Sequence[str]
 ) -> RewardParts:
-    """Return the RewardParts of this process for these settings; they are built once."""
+    """Return the RewardParts of this process for these settings; they are built once.
+
+    Args:
+        catalog_path: the catalog.
+        settings: settings of lists.
+        weights: part -> weight.
+        train_files: training files in which mentions are counted if the catalog has no such column; () for none.
+
+    Raises:
+        UserError: the catalog lacks what a part needs.
+    """
     files = (train_files,) if isinstance(train_files, str) else tuple(train_files)
     with _building:
         return _build_parts(str(catalog_path), settings, tuple(weights.items()), files)

@@ -1,4 +1,4 @@
-"""What a test expects of an error that a user made: its code and the value it names, and not its sentence."""
+"""What a test expects of an error in what a user gave: its code and the value it names, and not its sentence."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from convrec.base.errors import UserError
+from convrec.data.damage import BadRecord
 
 
 @contextmanager
@@ -18,6 +19,18 @@ def refuses(code: str, *values: object) -> Iterator[pytest.ExceptionInfo[UserErr
     """
     with pytest.raises(UserError) as raised:
         yield raised
-    assert raised.value.code == code, f"{raised.value.code}: {raised.value}"
+    _check(raised.value, code, values)
+
+
+@contextmanager
+def refuses_record(code: str, *values: object) -> Iterator[pytest.ExceptionInfo[BadRecord]]:
+    """Expect a BadRecord; of several problems of a record, the first one counts. Arguments as in `refuses`."""
+    with pytest.raises(BadRecord) as raised:
+        yield raised
+    _check(raised.value, code, values)
+
+
+def _check(error: UserError | BadRecord, code: str, values: tuple[object, ...]) -> None:
+    assert error.code == code, f"{error.code}: {error}"
     for value in values:
-        assert str(value) in str(raised.value)
+        assert str(value) in str(error)

@@ -34,6 +34,10 @@ def fingerprint(folder: Path, patterns: Sequence[str] = ANSWERING) -> str:
     """Return a hash of the contents of every file that changes what the model generates.
 
     A copy has the same fingerprint; a folder with other weights has another.
+
+    Args:
+        folder: a model's folder.
+        patterns: the files, below the folder. A pattern without a match is ignored.
     """
     digest = hashlib.sha256()
     files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}

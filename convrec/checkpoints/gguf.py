@@ -38,7 +38,11 @@ def gguf_file(model: str) -> Path | None:
 
 
 def convert(file: Path, out: Path) -> None:
-    """Write the model of a GGUF file to the folder `out` in bf16, with its tokenizer and chat template.
+    """Write the model of a GGUF file to a folder in bf16, with its tokenizer and chat template.
+
+    Args:
+        file: the GGUF file.
+        out: the folder, which must not exist; it appears only when complete.
 
     Raises:
         UserError: the package gguf is missing, `out` exists, or transformers cannot read the file or its tokenizer.
@@ -86,7 +90,7 @@ def repair_tokenizer(tokenizer: Any, metadata: Mapping[str, Any], name: str) -> 
     """Restore a tokenizer's special tokens, pre-tokenizer and chat template from the file's metadata.
 
     Args:
-        tokenizer: as read by transformers.
+        tokenizer: as read by transformers; changed in place.
         metadata: GGUF's fields, tokenizer.ggml.* and tokenizer.chat_template.
         name: what error messages call the file.
 

@@ -34,7 +34,7 @@ def check_logits(model: DictConfig, purpose: str, instead: str) -> None:
 def find_logit_changes(model: DictConfig) -> list[str]:
     """Return the names of all settings that change a model's logits after the output head.
 
-    A model that has yet to be downloaded returns none.
+    The config of a model that is given as a Hugging Face id is not read, so only LoRA is found.
 
     Args:
         model: the section of a run's config.
@@ -47,6 +47,6 @@ def find_logit_changes(model: DictConfig) -> list[str]:
 
 
 def model_settings(model: str) -> dict[str, Any]:
-    """Return the config.json in a model's folder, {} for a model that has yet to be downloaded."""
+    """Return the config.json in a model's folder; {} for a Hugging Face id, and for a folder without it."""
     file = Path(model).expanduser() / "config.json"
     return read_json_object(file) if file.exists() else {}

@@ -8,7 +8,14 @@ from pathlib import Path
 
 
 def merge(base: str, adapter: str | Path, target: str | Path) -> None:
-    """Write base + adapter to `target` as a Hugging Face folder: W + (alpha / r) B A for every adapted weight."""
+    """Write a base model with its adapter as one model: W + (alpha / r) B A for every adapted weight.
+
+    Args:
+        base: the base model's folder or id.
+        adapter: PEFT's folder.
+        target: the Hugging Face folder to write, in fp32. It gets the adapter's tokenizer if there is one, else
+            the base model's.
+    """
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -28,6 +28,9 @@ def write(folder: Path) -> None:
 
     After a power failure, a checkpoint that has a manifest is therefore complete. Checksums are computed while the disk
     writes, because the files are still in memory.
+
+    Raises:
+        OSError: the disk refuses a file.
     """
     file_bytes = measure_files(folder)
     names = sorted(file_bytes)

@@ -44,7 +44,14 @@ MADE_FROM = "made_from"  # in merged/: source -> fingerprint, as JSON; with .jso
 
 
 def split_choice(model_path: str | Path) -> tuple[str, str]:
-    """Split RUN@best and RUN@last into the folder and the word; the word is "" for every other path and id."""
+    """Split RUN@best and RUN@last into the folder and the word.
+
+    Args:
+        model_path: any path or id of a model.
+
+    Returns:
+        The folder, and "best" or "last"; for every other path and id, the text itself and "".
+    """
     text = str(model_path)
     folder, _, choice = text.rpartition("@")
     is_choice = choice in CHOICES and not Path(text).expanduser().is_dir() and Path(folder).expanduser().is_dir()
@@ -66,10 +73,13 @@ def choose_step(run: Path, choice: str = "") -> int:
 
 
 def find_step(model_path: str | Path) -> int | None:
-    """Return the step of the checkpoint that a path stands for; None for a model that is not of a run.
+    """Return the step of the checkpoint that a path stands for.
 
     Args:
         model_path: RUN, RUN@best, RUN@last, RUN/global_step_N or a folder in it.
+
+    Returns:
+        The step; 0 for a run folder without such a checkpoint; None for a model that is not of a run.
     """
     text, choice = split_choice(model_path)
     folder = Path(text).expanduser()
@@ -103,11 +113,14 @@ def _print_once(line: str) -> None:
 
 
 def check_model_path(model_path: str | Path, prefix: str = "MODEL_PATH=") -> str:
-    """Check a model's path or Hugging Face id, and return it as text.
+    """Check a model's path or Hugging Face id.
 
     Args:
         model_path: a Hugging Face folder or id, a PEFT adapter, a run folder or RUN/global_step_N.
         prefix: the variable or option that errors name.
+
+    Returns:
+        The path or id as text, with `~` expanded; @best and @last stay.
 
     Raises:
         UserError: the folder is missing or damaged, or contains neither a model nor a run.
@@ -195,10 +208,12 @@ def resolve_model(model_path: str | Path, prefix: str = "MODEL_PATH=") -> str:
     """Return the Hugging Face folder or id of a model, merging or downloading it where needed.
 
     For a run folder, the step that it stands for is printed to stderr. An id with a revision,
-    organisation/name@revision, is downloaded and returned as its folder.
+    organisation/name@revision, is downloaded and returned as its folder. Merged weights are written next to the
+    checkpoint or the adapter, and are used again as long as their sources stay the same.
 
     Args:
-        model_path: a Hugging Face folder or id, a PEFT adapter, a run folder or RUN/global_step_N.
+        model_path: a Hugging Face folder or id, a PEFT adapter, a run folder (also RUN@best, RUN@last) or
+            RUN/global_step_N.
         prefix: the variable or option that errors name.
 
     Raises:

@@ -22,7 +22,12 @@ def reload_weights(model_runner: Any, **source: Any) -> None:
 
 
 def reload_from_folder(worker: Any, folder: str) -> None:
-    """Load the weights of a Hugging Face folder in a worker process. Called by vLLM's `collective_rpc`."""
+    """Load the weights of a Hugging Face folder in a worker process. Called by vLLM's `collective_rpc`.
+
+    Args:
+        worker: vLLM's worker, whose model is changed in place.
+        folder: has the same architecture as the model.
+    """
     reload_weights(worker.model_runner, weights_path=folder)
 
 

@@ -17,7 +17,11 @@ from convrec.checkpoints.files import read_world_size
 
 
 def load_any_world_size(manager: Any) -> None:
-    """Let verl's FSDPCheckpointManager also load checkpoints of another number of processes."""
+    """Let a checkpoint manager also load checkpoints of another number of processes.
+
+    Args:
+        manager: verl's FSDPCheckpointManager, whose `load_checkpoint` is replaced.
+    """
     load_same_world_size = manager.load_checkpoint
 
     def load_checkpoint(local_path: str | None, *args: Any, **kwargs: Any) -> None:
@@ -33,10 +37,15 @@ def load_any_world_size(manager: Any) -> None:
 def load_resharded(manager: Any, folder: Path, saved_world_size: int) -> None:
     """Load a checkpoint as verl's `load_checkpoint` does, from the shards of another number of processes.
 
+    Every process of the run must call it: it ends with a barrier.
+
     Args:
         manager: verl's FSDPCheckpointManager in this process.
         folder: the folder of the shards.
         saved_world_size: number of processes that wrote them.
+
+    Raises:
+        UserError: a tensor was neither sharded nor replicated.
     """
     if manager.should_load_model:
         _load_model(manager, _map_shards(folder, "model", saved_world_size))

@@ -31,13 +31,25 @@ def to_plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns in `schema`, cast to its types, as `cast_table` does for a table."""
+    """Return the columns in `schema`, cast to its types, as `cast_table` does for a table.
+
+    Args:
+        batch: may have further columns.
+        schema: the columns to return, in this order.
+
+    Raises:
+        pa.ArrowInvalid, pa.ArrowNotImplementedError: a column has values of another kind.
+    """
     columns = [cast_column(batch[field.name], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the columns in `schema`, cast to its types; structs get its fields, in its order.
+
+    Args:
+        table: may have further columns.
+        schema: the columns to return, in this order.
 
     Raises:
         pa.ArrowInvalid, pa.ArrowNotImplementedError: a column has values of another kind.
@@ -50,7 +62,15 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def cast_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the same values in another type; nulls stay null."""
+    """Return the same values in another type; nulls stay null.
+
+    Args:
+        column: the values.
+        kind: a plain type, as `to_plain_type` returns it.
+
+    Raises:
+        pa.ArrowInvalid, pa.ArrowNotImplementedError: the values are of another kind.
+    """
     if column.type == kind:
         return column
     if pa.types.is_null(column.type):

@@ -66,8 +66,11 @@ def fit_prompt(tokenizer: Any, messages: list[Message], max_tokens: int, **templ
     Args:
         tokenizer: the model's, with its chat template.
         messages: one user message.
-        max_tokens: of the rendered prompt.
+        max_tokens: the most tokens of the rendered prompt.
         template_kwargs: the template's arguments.
+
+    Returns:
+        A new message; `messages` stays unchanged.
 
     Raises:
         UserError: the instruction alone is too long.

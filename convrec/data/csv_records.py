@@ -43,7 +43,7 @@ def read_csv(path: Path, damage: Damage, delimiter: str) -> Iterator[tuple[int, 
         named_cells = zip(table.header, cells, strict=True)
         yield line, {name: cell for name, cell in named_cells if name and cell.strip() not in NO_VALUES}
     for line, lost in table.find_swallowed_rows():
-        problem = BadRecord("an unclosed quote swallows the next row; close it, or double it")
+        problem = BadRecord("csv.unclosed-quote", "an unclosed quote swallows the next row; close it, or double it")
         damage.add(path, line, problem, lost=lost)
 
 
@@ -59,7 +59,9 @@ def read_header(cells: Sequence[str]) -> list[str]:
         names = header[1:]
         header = ["", *names]
     if len(set(names)) < len(names) or "" in names:
-        raise BadRecord("the header %s has a duplicate or empty name; give every column its own name", header)
+        raise BadRecord(
+            "csv.invalid-header", "the header %s has a duplicate or empty name; give every column its own name", header
+        )
     return header
 
 
@@ -145,7 +147,7 @@ class _Table:
         for number, text in self._lines:
             self._next_line = number + 1
             if isinstance(text, str) and "\0" in text:
-                text = BadRecord("contains a NUL character; remove it, or save the file as UTF-8")
+                text = BadRecord("csv.nul-character", "contains a NUL character; remove it, or save the file as UTF-8")
             if isinstance(text, BadRecord):
                 self._record.problem = self._record.problem or text
                 text = "\n"
@@ -160,7 +162,7 @@ class _Table:
     def _check_width(self, rows: Sequence[Sequence[str]]) -> None:
         for cells in rows:
             if len(cells) != len(self.header):
-                raise BadRecord("%s cells for %s columns; " + _QUOTING, len(cells), len(self.header))
+                raise BadRecord("csv.wrong-width", "%s cells for %s columns; " + _QUOTING, len(cells), len(self.header))
 
     def _read_backslashes(self, texts: Iterator[str]) -> list[list[str]]:
         """Read the record again with backslash as the escape character, as MySQL and Spark write it.
@@ -192,10 +194,11 @@ class _Table:
         return []
 
     def _add_damage(self, damage: Damage, error: BadRecord | csv.Error) -> None:
-        problem = error if isinstance(error, BadRecord) else BadRecord("invalid CSV (%s); " + _QUOTING, error)
+        if isinstance(error, csv.Error):
+            error = BadRecord("csv.invalid-quoting", "invalid CSV (%s); " + _QUOTING, error)
         record = self._record
         lost = max(1, self._next_line - record.first_line) if self.header else 0
-        damage.add(self.path, record.first_line, problem, lost=lost)
+        damage.add(self.path, record.first_line, error, lost=lost)
 
     def _note_row(self, cells: Sequence[str]) -> None:
         for cell, seen in zip(cells, self._seen_values, strict=True):

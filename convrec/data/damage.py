@@ -51,21 +51,29 @@ class BadRecord(ValueError):
     """A problem of a record, and its fix.
 
     The reader of the file adds the place, `collected` the column. `kind` is the message without values, for counting:
-    BadRecord("is %r; write train", "dev").kind is "is ...; write train".
+    BadRecord("split.unknown-name", "is %r; write train", "dev").kind is "is ...; write train".
 
     Args:
+        code: what kind of problem it is, as in `UserError`. It stays when the message changes.
         text: the message, with %s and %r for the values.
         values: quoted in the message, shortened if long.
     """
 
-    def __init__(self, text: str, *values: object) -> None:
-        super().__init__(text % tuple(map(_shorten, values)) if values else text)
+    def __init__(self, code: str, text: str, *values: object) -> None:
+        message = text % tuple(map(_shorten, values)) if values else text
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
         self.pattern = re.sub("%[rs]", "...", text) if values else text
         self.column = ""
         self.problems: Sequence[BadRecord] = [self]
 
     def __str__(self) -> str:
-        return f"{self.column} {super().__str__()}".lstrip()
+        return f"{self.column} {self.message}".lstrip()
+
+    def as_line(self) -> str:
+        """Return what a command prints after the place: the message, then the code in brackets."""
+        return f"{self} [{self.code}]"
 
     @property
     def kind(self) -> str:
@@ -79,16 +87,25 @@ def _shorten(value: object) -> object:
 
 
 class BadRow(BadRecord):
-    """All problems of a record."""
+    """All problems of a record; its code is that of the first.
+
+    Args:
+        problems: at least one.
+    """
 
     def __init__(self, problems: Sequence[BadRecord]) -> None:
-        super().__init__("\n".join(map(str, problems)))
+        super().__init__(problems[0].code, "\n".join(map(str, problems)))
         self.problems = problems
 
 
 @contextmanager
 def collected(problems: list[BadRecord], column: str = "") -> Iterator[None]:
-    """Catch a BadRecord raised in the block, and append its problems, with the column that they concern."""
+    """Catch a BadRecord raised in the block, and append its problems, with the column that they concern.
+
+    Args:
+        problems: the list that grows.
+        column: the name that messages begin with, unless a problem has one; "" for none.
+    """
     try:
         yield
     except BadRecord as error:
@@ -103,7 +120,7 @@ class Problem(NamedTuple):
     Attributes:
         path: the file.
         row: counted as `get_unit` says.
-        problem: the message.
+        problem: what is wrong with the row, and the fix.
         lost: how many rows are lost with it; 0 for a problem of the whole file.
     """
 
@@ -121,6 +138,9 @@ class Damage:
             problem is an error.
         named: how many rows a message names per problem; None: all.
         end: the message's last line.
+
+    Attributes:
+        findings: the problems so far, in the order in which they were added.
     """
 
     def __init__(self, share: float | None = None, named: int | None = NAMED, end: str = "") -> None:
@@ -132,15 +152,21 @@ class Damage:
     def __bool__(self) -> bool:
         return bool(self.findings)
 
-    def add(self, path: str | Path, row: int, problem: BadRecord | str, lost: int = 1) -> None:
-        """Add a row's problems; `lost` as in `Problem`."""
-        record = BadRecord(problem) if isinstance(problem, str) else problem
-        for part in record.problems:
+    def add(self, path: str | Path, row: int, problem: BadRecord, lost: int = 1) -> None:
+        """Add a row's problems.
+
+        Args:
+            path: the file.
+            row: counted as `get_unit` says.
+            problem: one problem of the row, or all of them (BadRow).
+            lost: how many rows are lost with it; 0 for a problem of the whole file, which is always an error.
+        """
+        for part in problem.problems:
             self.findings.append(Problem(path, row, part, lost))
 
     @contextmanager
     def of(self, path: str | Path, row: int) -> Iterator[None]:
-        """Add a BadRecord raised in the block."""
+        """Add a BadRecord raised in the block, for a row that is lost with it."""
         try:
             yield
         except BadRecord as problem:
@@ -154,7 +180,11 @@ class Damage:
         return first
 
     def counts(self, paths: Collection[str | Path] | None = None) -> dict[str, int]:
-        """Return how many rows are lost per kind of problem, in these files or in all."""
+        """Return how many rows are lost per kind of problem; only the first problem of a row counts.
+
+        Args:
+            paths: the files to count; None for all.
+        """
         counts: Counter[str] = Counter()
         for finding in self.rows().values():
             if paths is None or finding.path in paths:
@@ -189,7 +219,7 @@ class Damage:
         for finding in sorted(self.findings, key=lambda finding: finding.lost > 0):
             if self.share is None or not finding.lost:
                 messages = rows.setdefault((finding.path, finding.problem.kind), {})
-                messages.setdefault(str(finding.problem), []).append(finding.row)
+                messages.setdefault(finding.problem.as_line(), []).append(finding.row)
         lines_by_kind = [
             [
                 f"{path}: {format_rows(numbers, get_unit(path), self.named)}: {text}"
@@ -203,9 +233,14 @@ class Damage:
             raise UserError("data.damaged-rows", "\n".join([*lines[:SHOWN], *more, self.end]).rstrip())
 
     def write_report(self, path: Path) -> None:
-        """Write one JSON object per damaged row."""
+        """Write one JSON object per damaged row, with its first problem: file, row, code and reason."""
         entries = (
-            {"file": str(finding.path), get_unit(finding.path): finding.row, "reason": str(finding.problem)}
+            {
+                "file": str(finding.path),
+                get_unit(finding.path): finding.row,
+                "code": finding.problem.code,
+                "reason": str(finding.problem),
+            }
             for finding in self.rows().values()
         )
         write_jsonl(path, entries)

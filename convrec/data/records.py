@@ -167,15 +167,17 @@ def _parse_json(text: str, fix: str) -> Any:
     try:
         value = json.loads(text, object_pairs_hook=_build_object)
         if _NUL.search(text):
-            raise BadRecord("contains a NUL character (\\u0000); remove it")
+            raise BadRecord("json.nul-character", "contains a NUL character (\\u0000); remove it")
         if _HALF_PAIR.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise BadRecord("contains half a surrogate pair (\\ud800 to \\udfff); remove it") from None
+        raise BadRecord(
+            "json.half-surrogate-pair", "contains half a surrogate pair (\\ud800 to \\udfff); remove it"
+        ) from None
     except BadRecord:
         raise
     except (ValueError, RecursionError) as error:
-        raise BadRecord("invalid JSON (%s); " + fix, error) from None
+        raise BadRecord("json.invalid", "invalid JSON (%s); " + fix, error) from None
     return value
 
 
@@ -184,7 +186,7 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         duplicate = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
-        raise BadRecord("the key %r occurs twice in one object; keep one", duplicate)
+        raise BadRecord("json.duplicate-key", "the key %r occurs twice in one object; keep one", duplicate)
     return value
 
 
@@ -192,7 +194,7 @@ def _check_record(record: Any, lists: bool) -> dict[str, Any]:
     if lists and isinstance(record, list) and record and all(isinstance(entry, dict) for entry in record):
         return {LIST: record}
     if not isinstance(record, dict):
-        raise BadRecord("a %s, not an object; write {...}", type(record).__name__)
+        raise BadRecord("json.not-an-object", "a %s, not an object; write {...}", type(record).__name__)
     return record
 
 
@@ -233,7 +235,7 @@ def parquet_batches(
                 start += len(batch)
                 if damaged := rows_without_utf8(batch):
                     for number in numbers.take(pa.array(damaged)).to_pylist():
-                        damage.add(path, number, "text is not UTF-8; write the row again")
+                        damage.add(path, number, BadRecord("data.not-utf8", "text is not UTF-8; write the row again"))
                     keep = pa.array(np.isin(np.arange(len(batch)), damaged, invert=True))
                     batch = batch.filter(keep)
                     numbers = numbers.filter(keep)

@@ -85,7 +85,15 @@ def parse_turns(text: str) -> list[dict[str, str]]:
 
 
 def split_prompt(text: str) -> tuple[str, str]:
-    """Split a prompt into (instruction, conversation); without the marker, all of it is conversation."""
+    """Split a prompt into its instruction and its conversation.
+
+    Args:
+        text: the content of a prompt's message.
+
+    Returns:
+        The instruction, with the marker at its end, and the conversation. Without the marker the instruction is "", and
+        all of the text is conversation.
+    """
     head, marker, tail = text.partition(CONVERSATION_MARKER)
     return (head + marker, tail) if marker else ("", text)
 
@@ -140,6 +148,9 @@ def truncate_prompt(text: str, fits: Callable[[str], bool]) -> str:
     Args:
         text: the prompt.
         fits: whether a prompt is short enough. It is called O(log n) times and must be monotone.
+
+    Returns:
+        The longest such prompt; the instruction alone if no character of the conversation fits.
 
     Raises:
         UserError: the instruction alone does not fit.

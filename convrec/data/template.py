@@ -30,6 +30,9 @@ def freeze_date(tokenizer: Any) -> None:
     """Make a template that reads the clock write FIXED_DATE every day.
 
     A template that takes the date as an argument is not changed: `build_list_arguments` passes one. Idempotent.
+
+    Args:
+        tokenizer: the model's; its chat template is changed in place.
     """
     if _writes_date(tokenizer, {}) and not _find_date_argument(tokenizer, {}):
         tokenizer.chat_template = _fix_clock(tokenizer, tokenizer.chat_template)
@@ -46,7 +49,12 @@ def build_list_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> dict[s
 
 
 def build_date_arguments(tokenizer: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments plus a fixed date, if the template takes the date as an argument."""
+    """Return the arguments plus a fixed date, if the template takes the date as an argument.
+
+    Args:
+        tokenizer: the model's, with its chat template.
+        arguments: the user's own; a date among them stays.
+    """
     if not _writes_date(tokenizer, arguments):
         return dict(arguments)
     return {**arguments, **_find_date_argument(tokenizer, arguments)}
@@ -71,7 +79,7 @@ def is_frozen(tokenizer: Any) -> bool:
 
 
 def extract_answer(start: str, whole: str) -> str | None:
-    """Return what the model writes after its prompt, None if the finished turn does not continue the prompt.
+    """Return what the model writes after its prompt.
 
     With thinking off, some templates end a prompt with an empty thought that they omit from a finished turn. The answer
     follows it anyway. A space that the template writes before an answer (Mistral 7B) is stripped: the tokenizer adds
@@ -80,6 +88,9 @@ def extract_answer(start: str, whole: str) -> str | None:
     Args:
         start: the rendered prompt, up to where the assistant's turn begins.
         whole: the same conversation with the assistant's turn.
+
+    Returns:
+        The answer, with the end of its turn; None if the finished turn does not continue the prompt.
     """
     if whole.startswith(start):
         return whole[len(start) :].lstrip(" ")
@@ -125,7 +136,15 @@ def check_answer(name: str, tokenizer: Any, arguments: Mapping[str, Any]) -> Non
 
 
 def find_turn_end_id(tokenizer: Any, arguments: Mapping[str, Any]) -> int | None:
-    """Return the token that the template writes after an assistant's turn, None if it writes nothing."""
+    """Find the token with which the template ends an assistant's turn.
+
+    Args:
+        tokenizer: the model's, with its chat template.
+        arguments: the template's, as the run passes them.
+
+    Returns:
+        The first token after the answer; None if the template writes nothing there.
+    """
     after = _render(tokenizer, CONVERSATION, arguments).rpartition(ANSWER)[2].strip()
     ids = encode(tokenizer, after) if after else []
     return ids[0] if ids else None

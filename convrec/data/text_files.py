@@ -53,7 +53,10 @@ def iter_lines(path: Path, is_table: bool = False) -> Iterator[tuple[int, str | 
             if len(raw) > LONGEST_LINE:
                 while not raw.endswith(b"\n") and (raw := file.readline(LONGEST_LINE)):
                     pass
-                yield line, BadRecord("longer than %s MiB; shorten it, or write parquet", LONGEST_LINE >> 20)
+                problem = BadRecord(
+                    "text.line-too-long", "longer than %s MiB; shorten it, or write parquet", LONGEST_LINE >> 20
+                )
+                yield line, problem
                 continue
             try:
                 yield line, raw.decode("utf-8-sig" if line == 1 else UTF8)
@@ -61,7 +64,13 @@ def iter_lines(path: Path, is_table: bool = False) -> Iterator[tuple[int, str | 
                 if is_table and detect_encoding(path) == WINDOWS:
                     yield line, raw.decode(WINDOWS, "replace")
                 else:
-                    yield line, BadRecord("not UTF-8 (byte %s: %s); save the file as UTF-8", error.start, error.reason)
+                    problem = BadRecord(
+                        "text.not-utf8",
+                        "not UTF-8 (byte %s: %s); save the file as UTF-8",
+                        error.start,
+                        error.reason,
+                    )
+                    yield line, problem
 
 
 def open_bytes(path: Path) -> BinaryIO:

@@ -95,6 +95,16 @@ def stop_token_ids(tokenizer: Any, model: str) -> list[int]:
     """Return the ids at which vLLM stops: the tokenizer's eos, and those in the model's generation_config.json.
 
     A model without that file has those in config.json, as in vLLM.
+
+    Args:
+        tokenizer: the model's.
+        model: its folder or id.
+
+    Returns:
+        The ids, each once, in ascending order.
+
+    Raises:
+        OSError, ValueError: generation_config.json, or config.json in its place, is not readable.
     """
     from transformers import AutoConfig, GenerationConfig
 

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 
 from convrec.base.errors import UserError
 from convrec.data.arrow_types import cast_batch, to_plain_type
-from convrec.data.damage import Damage
+from convrec.data.damage import BadRecord, Damage
 from convrec.data.records import parquet_batches
 from convrec.data.schema import DEMONSTRATION_SCHEMA, RL_SCHEMA, SFT_SCHEMA, TRUTH, is_demonstration_table, is_like
 
 _YEAR_PATTERN = r"^\s*(1[89]\d\d|20\d\d)\s*$"
 _MAX_YEARS = 5  # in a warning
-_Add = Callable[[pa.Array, str, str], None]  # rows, their problem, the fix
+_Add = Callable[[pa.Array, BadRecord], None]  # rows, and their problem
 
 
 class TableReport(NamedTuple):
@@ -93,9 +93,9 @@ def inspect_table(
     num_without_year = 0
     bad_years: list[str] = []
 
-    def add(rows: pa.Array, problem: str, fix: str) -> None:
+    def add(rows: pa.Array, problem: BadRecord) -> None:
         for row in rows.to_pylist():
-            damage.add(path, row, f"{problem}; {fix}")
+            damage.add(path, row, problem)
 
     for stored_batch, numbers in parquet_batches(path, damage, schema.names):
         batch = cast_batch(stored_batch, schema)
@@ -105,30 +105,38 @@ def inspect_table(
         if TRUTH not in schema.names:
             continue
         for name in ("seen_titles", "sample_id"):
-            add(numbers.filter(pc.is_null(batch[name])), f"`{name}` is null", "write an empty list or a stable id")
+            problem = BadRecord("table.null", f"`{name}` is null; write an empty list or a stable id")
+            add(numbers.filter(pc.is_null(batch[name])), problem)
         null_titles = numbers.filter(_find_rows(batch["seen_titles"], pc.is_null(batch["seen_titles"].flatten())))
-        add(null_titles, "`seen_titles` contains null", "omit unknown titles")
+        add(null_titles, BadRecord("table.null-title", "`seen_titles` contains null; omit unknown titles"))
         truth = batch[TRUTH]
         if not allow_empty_ground_truth:
             is_empty = pc.equal(pc.fill_null(pc.list_value_length(truth), 0), 0)
-            fix = "no response to such a row can earn a reward: drop these rows from the training file"
-            add(numbers.filter(is_empty), "no ground truth", fix)
+            problem = BadRecord(
+                "table.no-ground-truth",
+                "no ground truth; no response to such a row can earn a reward: drop these rows from the training file",
+            )
+            add(numbers.filter(is_empty), problem)
         not_pairs = _find_rows(truth, pc.not_equal(pc.fill_null(pc.list_value_length(truth.flatten()), 0), 2))
-        add(numbers.filter(not_pairs), "a ground truth is not a [title, year] pair", "write pairs")
+        problem = BadRecord("table.not-a-pair", "a ground truth is not a [title, year] pair; write pairs")
+        add(numbers.filter(not_pairs), problem)
         truth = truth.filter(pc.invert(not_pairs))
         numbers = numbers.filter(pc.invert(not_pairs))
         title_and_year = truth.flatten().flatten()
         titles = title_and_year[0::2]
         years = title_and_year[1::2]
         without_title = numbers.filter(_find_rows(truth, _is_blank(titles)))
-        add(without_title, "a ground truth has no title", "remove the pair")
+        add(without_title, BadRecord("table.no-title", "a ground truth has no title; remove the pair"))
         has_year = pc.fill_null(pc.not_equal(years, ""), False)
         num_pairs += len(years)
         num_without_year += len(years) - (pc.sum(has_year).as_py() or 0)
         if dated is False:
-            problem = "a ground truth has a year, but the catalog has no years"
-            fix = 'write [title, ""], or add years to the catalog'
-            add(numbers.filter(_find_rows(truth, has_year)), problem, fix)
+            problem = BadRecord(
+                "table.unexpected-year",
+                'a ground truth has a year, but the catalog has no years; write [title, ""], or add years to the '
+                "catalog",
+            )
+            add(numbers.filter(_find_rows(truth, has_year)), problem)
         is_year = pc.fill_null(pc.match_substring_regex(years, _YEAR_PATTERN), False)
         parents = pc.list_parent_indices(truth)
         for index in pc.indices_nonzero(pc.invert(is_year)).to_pylist() if dated else ():
@@ -151,9 +159,13 @@ def _check_message(add: _Add, numbers: pa.Array, messages: pa.ListArray, column:
     roles = pc.struct_field(flat, "role")
     contents = pc.struct_field(flat, "content")
     wrong_role = _find_rows(messages, pc.fill_null(pc.not_equal(roles, role), True))
-    fix = f'write [{{"role": "{role}", "content": ...}}]'
-    add(numbers.filter(pc.or_(wrong_count, wrong_role)), f"`{column}` is not exactly one {role} message", fix)
-    add(numbers.filter(_find_rows(messages, _is_blank(contents))), f"`{column}` has no text", "drop these rows")
+    not_one = BadRecord(
+        "table.not-one-message",
+        f'`{column}` is not exactly one {role} message; write [{{"role": "{role}", "content": ...}}]',
+    )
+    add(numbers.filter(pc.or_(wrong_count, wrong_role)), not_one)
+    blank = BadRecord("table.no-text", f"`{column}` has no text; drop these rows")
+    add(numbers.filter(_find_rows(messages, _is_blank(contents))), blank)
 
 
 def _check_columns(path: Path, schema: pa.Schema) -> int:

@@ -28,6 +28,9 @@ Scorer = Callable[[Sequence[SampledResponse]], Awaitable[None]]
 class Feature:
     """A feature of a run. Hooks do nothing unless a subclass overrides them.
 
+    Args:
+        run: a run with the feature, which hooks read as `self.run`; its settings are `self.settings`, too.
+
     Attributes:
         fields: response fields of TransferQueue that the credit hooks read in `RankBatch.optional_BT`.
         has_variable_batch: whether the number of rows varies between batches; each batch is then one update.
@@ -63,22 +66,46 @@ class Feature:
         return RolloutFeature()
 
     def prepare(self, batch: RankBatch) -> None:
-        """Change the groups or the logged infos before anything is computed."""
+        """Change the groups or the logged infos before anything is computed.
+
+        Args:
+            batch: the step's rows; the hook may assign `groups`, `is_list_B` and `logged_infos`.
+        """
 
     # The next three hooks run only with Rank-GRPO: GRPO and GSPO use verl's advantages. A feature that needs the hooks
     # refuses these algorithms in its check.
 
     def adjust_ranks(self, batch: RankBatch, credit: Credit) -> None:
-        """Change the advantages of ranks, which come from `batch.returns_BK`."""
+        """Change the advantages of ranks, which come from `batch.returns_BK`.
+
+        Args:
+            batch: the step's rows.
+            credit: the hook may assign `advantages_BK` and add metrics. The units and advantages of tokens are computed
+                later.
+        """
 
     def adjust_tokens(self, batch: RankBatch, credit: Credit) -> None:
-        """Change the units, advantages and loss mask of tokens."""
+        """Change the units, advantages and loss mask of tokens.
+
+        Args:
+            batch: the step's rows.
+            credit: the hook may assign `units_BT`, `advantages_BT` and `loss_mask_BT`, and add metrics.
+        """
 
     def log_credit(self, batch: RankBatch, credit: Credit) -> None:
-        """Add metrics about the finished credit."""
+        """Add metrics about the finished credit.
+
+        Args:
+            batch: the step's rows.
+            credit: the hook adds to its `metrics`.
+        """
 
     def finish_metrics(self, metrics: dict[str, Any]) -> None:
-        """Change the metrics of a step after its update."""
+        """Change the metrics of a step after its update.
+
+        Args:
+            metrics: all metrics of the step, changed in place.
+        """
 
 
 class RolloutFeature:
@@ -96,11 +123,19 @@ class RolloutFeature:
         """Return extra sampling parameters of vLLM for a response to this sample.
 
         No two features may set the same parameter; `extra_args` are merged.
+
+        Args:
+            sample: the columns of the prompt's row.
         """
         return {}
 
     async def sample(self, prompts: Sequence[Prompt], sample: Sampler) -> list[SampledResponse]:
-        """Return the responses to these prompts, calling `sample` one or more times."""
+        """Return the responses to these prompts, calling `sample` one or more times.
+
+        Args:
+            prompts: prompts that wait for their responses.
+            sample: samples `n` responses to each of the prompts that it gets.
+        """
         return await sample(prompts)
 
     async def after_scoring(self, responses: Sequence[SampledResponse], score: Scorer, is_training: bool) -> None:
@@ -115,7 +150,7 @@ class RolloutFeature:
         """
 
     def response_fields(self, response: SampledResponse) -> dict[str, Any]:
-        """Return extra fields of a response for TransferQueue."""
+        """Return extra fields of a response for TransferQueue, name -> value."""
         return {}
 
 

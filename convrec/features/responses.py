@@ -34,7 +34,12 @@ class Prompt:
 
 @dataclass
 class SampledResponse:
-    """One response: its prompt's columns, and the output in the form of verl's agent loop."""
+    """One response: its prompt's columns, and the output in the form of verl's agent loop.
+
+    Attributes:
+        sample: the columns of the prompt's row, with `uid` of the prompt and `session_id` of the rollout.
+        output: tokens, log-probs, score and `extra_fields`, which features may change before it goes to TransferQueue.
+    """
 
     sample: dict[str, Any]
     output: AgentLoopOutput
@@ -105,6 +110,13 @@ class SampledResponse:
 
 
 def compute_rollout_seed(seed: int, step: int, sample_index: Any, session: int) -> int:
-    """Return the 31-bit sampling seed of one rollout, so that a resumed run samples the same responses."""
+    """Return the 31-bit sampling seed of one rollout, so that a resumed run samples the same responses.
+
+    Args:
+        seed: the run's seed.
+        step: the trainer's step.
+        sample_index: the prompt's index in the data set; in a later turn, "INDEX/TURN".
+        session: the rollout's number, from 0; -1 for the draws of a repair.
+    """
     text = f"{seed}/{step}/{sample_index}/{session}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:4]) >> 1

@@ -62,7 +62,12 @@ DEFAULTS = {
 
 
 def format_criteria(criteria: Criteria, mode: str) -> str:
-    """Return criteria as YAML for `parse_criteria`."""
+    """Return criteria as YAML for `parse_criteria`.
+
+    Args:
+        criteria: the criteria of a judge.
+        mode: pointwise or pairwise; only pointwise criteria have scores.
+    """
     value: dict[str, Any] = {"task": criteria.task, "principles": list(criteria.principles)}
     if mode == "pointwise":
         value["scores"] = list(criteria.scores)
@@ -71,6 +76,10 @@ def format_criteria(criteria: Criteria, mode: str) -> str:
 
 def read_criteria(path: str | os.PathLike, mode: str) -> Criteria:
     """Read criteria from a YAML file.
+
+    Args:
+        path: the file.
+        mode: pointwise or pairwise.
 
     Raises:
         UserError: the file is missing, unreadable or invalid.

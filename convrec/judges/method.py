@@ -64,7 +64,16 @@ class JudgeMethod:
         return False
 
     def assign_credit(self, engine: Any, meta: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Log the rewards of a batch and write verl's advantages."""
+        """Log the rewards of a batch and write verl's advantages.
+
+        Args:
+            engine: the verl trainer.
+            meta: the step's rows.
+            metrics: the metrics of the step, to which those of the rewards are added.
+
+        Returns:
+            The rows with the fields that verl's loss reads.
+        """
         if self.orders != SEPARATE:
             self._join_orders(meta, metrics)
         responses = read_scored_responses(meta)
@@ -107,7 +116,7 @@ def compute_reward_metrics(infos: Sequence[Mapping[str, Any]], uids: Sequence[An
     The latter is the share of prompts whose rollouts all earn the same, so that they give no gradient.
 
     Args:
-        infos: the reward function's infos.
+        infos: the reward function's infos, at least one; all have the keys of the first, among them `score`.
         uids: the prompt of each info.
     """
     numbers = collect_scalar_infos(infos)
@@ -120,7 +129,14 @@ def compute_reward_metrics(infos: Sequence[Mapping[str, Any]], uids: Sequence[An
 
 
 def make_pair_loader(rows: Dataset, batch_size: int, seed: int, num_workers: int = 0) -> StatefulDataLoader:
-    """Make verl's data loader with pairs in random order: row 2k + 1 of the data set always follows row 2k."""
+    """Make verl's data loader with pairs in random order: row 2k + 1 of the data set always follows row 2k.
+
+    Args:
+        rows: the data set, in which the rows of a pair are adjacent.
+        batch_size: rows of a batch, an even number. A last, smaller batch is left out.
+        seed: random seed of the order.
+        num_workers: processes that read rows; 0 for this process.
+    """
     pairs = [(index, index + 1) for index in range(0, len(rows) - 1, 2)]
     generator = torch.Generator()
     generator.manual_seed(seed)

@@ -40,7 +40,14 @@ Value = tuple[float, Hashable]  # a value and its query
 
 
 def compute_comparison_metrics(row: Row) -> dict[str, float]:
-    """Compute the pairwise metrics of one row."""
+    """Compute the pairwise metrics of one row, which the module defines.
+
+    Args:
+        row: with `label`, `verdict` and `verdict_swapped`.
+
+    Returns:
+        name -> 0 to 1; `prefers_a` is NaN if neither answer prefers a response.
+    """
     label = row["label"]
     verdict = row["verdict"]
     swapped = row["verdict_swapped"]
@@ -66,7 +73,7 @@ def summarise_pairwise(rows: Sequence[Row], seed: int = 3407) -> Summary:
 
     Args:
         rows: labels and verdicts.
-        seed: of the bootstrap.
+        seed: random seed of the bootstrap.
 
     Returns:
         {metric: {"mean", "se"}} and "n", "num_contexts", "by_source", "by_label", "ties", "baseline".
@@ -91,7 +98,15 @@ def summarise_pairwise(rows: Sequence[Row], seed: int = 3407) -> Summary:
 
 
 def compute_score_metrics(row: Row, scores: Scores = SCORES) -> dict[str, float]:
-    """Compute the pointwise metrics of one row."""
+    """Compute the pointwise metrics of one row, which the module defines.
+
+    Args:
+        row: with `label` and `verdict`.
+        scores: the lowest and the highest score.
+
+    Returns:
+        name -> number; `mae` is NaN without a verdict.
+    """
     label = row["label"]
     verdict = row["verdict"]
     return {
@@ -106,9 +121,9 @@ def summarise_pointwise(rows: Sequence[Row], scores: Scores = SCORES, seed: int 
     """Summarise the metrics of a pointwise judge.
 
     Args:
-        rows: labels and verdicts.
+        rows: labels and verdicts, at least one row.
         scores: the lowest and the highest score.
-        seed: of the bootstrap.
+        seed: random seed of the bootstrap.
 
     Returns:
         {metric: {"mean", "se"}} and "n", "num_contexts", "by_source", "by_label", "baseline".

@@ -27,7 +27,12 @@ _BACKTICKS = re.compile("`+")
 
 
 def format_answer_request(mode: str, scores: Scores) -> str:
-    """Return the part of the prompt that asks for the answer's format."""
+    """Return the part of the prompt that asks for the answer's format.
+
+    Args:
+        mode: pointwise or pairwise.
+        scores: the lowest and the highest score; a pairwise prompt does not mention them.
+    """
     return FORM[mode].format(*scores)
 
 
@@ -71,6 +76,12 @@ def build_judge_prompt(
 
 
 def format_verdict(mode: str, verdict: object, thinking: str = "") -> str:
-    """Return a judge's answer in the prompt's format, with the line breaks of thinking in Qwen3's chat template."""
+    """Return a judge's answer in the prompt's format, with the line breaks of thinking in Qwen3's chat template.
+
+    Args:
+        mode: pointwise or pairwise.
+        verdict: a score, or A or B.
+        thinking: the reasons before the verdict.
+    """
     tag = "score" if mode == "pointwise" else "better"
     return f"<think>\n{thinking.strip()}\n</think>\n\n<{tag}>{verdict}</{tag}>"

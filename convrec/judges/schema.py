@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from convrec.data.chat import Message
-from convrec.data.damage import Damage
+from convrec.data.damage import BadRecord, Damage
 from convrec.data.records import parquet_batches
 from convrec.data.validation import TableReport, check_parquet_columns
 from convrec.judges.criteria import DEFAULTS, SCORES, Criteria, Scores, format_criteria, parse_criteria
@@ -30,7 +30,12 @@ SWAPPED = {"A": "B", "B": "A", TIE: TIE}
 
 
 def judge_schema(mode: str, criteria: Criteria | None = None) -> pa.Schema:
-    """Return the schema of a judge table, with criteria in its metadata if given."""
+    """Return the schema of a judge table.
+
+    Args:
+        mode: pointwise or pairwise.
+        criteria: the criteria of the labels, for the metadata; None for a table without criteria.
+    """
     label = ("helpfulness", pa.int32()) if mode == "pointwise" else ("preference", pa.string())
     answer = pa.struct([("role", pa.string()), ("content", pa.string()), ("label", pa.struct([label]))])
     return pa.schema(
@@ -47,7 +52,15 @@ def judge_schema(mode: str, criteria: Criteria | None = None) -> pa.Schema:
 def make_row(
     messages: Sequence[Message], responses: Sequence[str], label: int | str, source: str, reason: str | None = None
 ) -> dict[str, Any]:
-    """Make a row of `judge_schema`; a whole number as the label makes it pointwise, a text pairwise."""
+    """Make a row of `judge_schema`.
+
+    Args:
+        messages: the query, which ends with the user's message.
+        responses: one response (pointwise), or responses A and B (pairwise).
+        label: a whole number makes the row pointwise, a text ("A", "B" or "tie") pairwise.
+        source: the data set that the row comes from.
+        reason: the reason for the label; None if there is none.
+    """
     answer_label = {"helpfulness": label} if isinstance(label, int) else {"preference": label}
     output = [{"answer": {"role": "assistant", "content": text, "label": answer_label}} for text in responses]
     return {"input": list(messages), "output": output, "source": source, "reason": reason}
@@ -69,7 +82,13 @@ def get_score_range(row: Mapping[str, Any]) -> Scores:
 
 
 def build_prompt(row: Mapping[str, Any], mode: str, *, swapped: bool = False) -> list[Message]:
-    """Build the judge's prompt for a row, with the responses in the other order if `swapped`."""
+    """Build the judge's prompt for a row.
+
+    Args:
+        row: a valid row of `judge_schema`; without `criteria`, the defaults apply.
+        mode: pointwise or pairwise.
+        swapped: whether to show B before A.
+    """
     responses = get_responses(row)
     return build_judge_prompt(mode, row["input"], responses[::-1] if swapped else responses, row.get("criteria"))
 
@@ -152,6 +171,9 @@ def read_judge_table(path: str | Path, mode: str, *, ties: bool = False) -> list
         mode: pointwise or pairwise.
         ties: whether ties are valid.
 
+    Returns:
+        The rows of the file, in order.
+
     Raises:
         UserError: the file is not a judge table, or rows are invalid; the message has their numbers from 0.
     """
@@ -166,7 +188,7 @@ def read_judge_table(path: str | Path, mode: str, *, ties: bool = False) -> list
         for number, row in zip(numbers.to_pylist(), batch.to_pylist(), strict=True):
             rows.append({**row, "criteria": criteria})
             if problem := describe_row_problem(row, mode, criteria.scores, ties=ties):
-                damage.add(path, number, problem)
+                damage.add(path, number, BadRecord("judges.invalid-row", problem))
     damage.check()
     return rows
 
@@ -174,8 +196,12 @@ def read_judge_table(path: str | Path, mode: str, *, ties: bool = False) -> list
 def validate_judge_table(path: str | Path, mode: str) -> TableReport:
     """Check a judge table, with a warning if one label dominates: a judge that always gives it would be as right.
 
+    Args:
+        path: the parquet file.
+        mode: pointwise or pairwise.
+
     Raises:
-        UserError: see `read_judge_table`.
+        UserError: see `read_judge_table`. Ties are invalid.
     """
     rows = read_judge_table(path, mode)
     labels = [get_label(row, mode) for row in rows]

@@ -51,9 +51,14 @@ def pointwise_reward(predicted: int | None, true: int, scores: Scores = SCORES, 
 
 
 def get_truth(ground_truth: object, name: str) -> object:
-    """Read a value of a ground truth: a mapping's entry, or the value itself, either possibly as JSON.
+    """Read a value of a ground truth. The caller checks whether the value is valid.
 
-    The caller checks whether the value is valid.
+    Args:
+        ground_truth: a mapping, the value itself, or either as JSON.
+        name: the key of the value in a mapping.
+
+    Returns:
+        The value; None if a mapping lacks it.
     """
     value = ground_truth
     if isinstance(value, str):
@@ -89,7 +94,15 @@ def opens_thinking(prompt: str) -> bool:
 
 
 def find_last_tag(text: str, name: str) -> str | None:
-    """Return the stripped content of the last well-formed `<name>...</name>`; None without one."""
+    """Return the content of the last well-formed `<name>...</name>`.
+
+    Args:
+        text: an answer without its thinking.
+        name: the tag.
+
+    Returns:
+        The stripped content; None without such a tag.
+    """
     opening = f"<{name}>"
     closing = f"</{name}>"
     end = len(text)
@@ -103,16 +116,32 @@ def find_last_tag(text: str, name: str) -> str | None:
 
 
 def parse_score_verdict(text: str, scores: Scores = SCORES, *, in_thinking: bool = False) -> int | None:
-    """Return the score of an answer; None without a tag, or if it is out of range, not a number or contradictory."""
+    """Read the score that an answer gives.
+
+    Args:
+        text: the answer.
+        scores: the lowest and the highest score.
+        in_thinking: whether the prompt opens the thinking.
+
+    Returns:
+        The score; None without a tag, or if it is out of range, not a number or contradictory.
+    """
     low, high = scores
     names = {str(score): score for score in range(low, high + 1)}  # int() would accept digits of other scripts
     return _read_verdict(text, "score", names.get, in_thinking)
 
 
 def parse_comparison_verdict(text: str, *, in_thinking: bool = False) -> str | None:
-    """Return "A", "B" or "tie"; None if the answer gives none of these, or contradicts itself.
+    """Read the response that an answer prefers, or a tie.
 
     `b` and `Response B` count as `B`; `A or B`, copied from the prompt, counts as no answer.
+
+    Args:
+        text: the answer.
+        in_thinking: whether the prompt opens the thinking.
+
+    Returns:
+        "A", "B" or "tie"; None if the answer gives none of these, or contradicts itself.
     """
     names = PREFERENCES | TIES
 
@@ -123,7 +152,15 @@ def parse_comparison_verdict(text: str, *, in_thinking: bool = False) -> str | N
 
 
 def parse_preference_verdict(text: str, *, in_thinking: bool = False) -> str | None:
-    """Return "A" or "B"; None if the answer prefers neither."""
+    """Read the response that an answer prefers.
+
+    Args:
+        text: the answer.
+        in_thinking: whether the prompt opens the thinking.
+
+    Returns:
+        "A" or "B"; None if the answer prefers neither.
+    """
     verdict = parse_comparison_verdict(text, in_thinking=in_thinking)
     return None if verdict == TIE else verdict
 

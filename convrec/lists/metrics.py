@@ -26,12 +26,30 @@ KS = (5, 10, 15, 20)
 
 
 def recall_at_k(relevance: Sequence[float], num_truth: int, k: int) -> float:
-    """Return the hits in the first k over |ground truth|; NaN without ground truth."""
+    """Compute Recall@k: the hits in the first k ranks over the number of relevant items.
+
+    Args:
+        relevance: 1 for a hit, else 0, from rank 1 on; it may have fewer than k entries.
+        num_truth: the number of relevant items.
+        k: the cutoff, from 1.
+
+    Returns:
+        A number from 0 to 1; NaN if there are no relevant items.
+    """
     return sum(relevance[:k]) / num_truth if num_truth else math.nan
 
 
 def ndcg_at_k(relevance: Sequence[float], num_truth: int, k: int) -> float:
-    """Return DCG@k over the DCG of min(k, |ground truth|) hits at the top; NaN without ground truth."""
+    """Compute NDCG@k: DCG@k over the DCG@k of a list with all relevant items at the top.
+
+    Args:
+        relevance: 1 for a hit, else 0, from rank 1 on; it may have fewer than k entries.
+        num_truth: the number of relevant items.
+        k: the cutoff, from 1, which also bounds the ideal list.
+
+    Returns:
+        A number from 0 to 1; NaN if there are no relevant items.
+    """
     return dcg(relevance, k) / ideal_dcg(min(k, num_truth)) if num_truth else math.nan
 
 
@@ -48,10 +66,10 @@ def evaluate_row(
     Args:
         items: the item of each line; None for a line that is not an item.
         ground_truth: (title, year) pairs.
-        seen: titles that the conversation names.
+        seen: titles that the conversation names; None for none.
         matcher: matches titles with the catalog.
         protocol: one of PROTOCOLS.
-        ks: the cutoffs.
+        ks: the cutoffs, from 1.
 
     Returns:
         recall@k and ndcg@k (NaN without ground truth); num_truth, num_items (all lines), num_in_catalog and
@@ -60,6 +78,7 @@ def evaluate_row(
 
     Raises:
         UserError: a ground-truth year is not a number. A model's output may be wrong, evaluation data may not.
+        ValueError: the protocol is unknown.
     """
     pairs = [(title, _parse_required_year(title, year, matcher.catalog)) for title, year in ground_truth]
     matched = matcher.match(items, pairs, seen)
@@ -101,13 +120,14 @@ def summarise(
         ks: the cutoffs.
         contexts: each row's conversation (its prompt). Rows of one conversation share a response and are not
             independent, so whole conversations are resampled.
-        seed: of the bootstrap.
+        seed: random seed of the bootstrap.
         num_items: the expected number of lines.
 
     Returns:
         {"recall@5": {"mean", "se"}, ..., "n", "num_contexts", "without_ground_truth", "catalog_hit_ratio" (catalog
         items over lines; NaN without lines), "distinct_items" (catalog items recommended at least once),
-        "list_length_errors" (rows with a number of lines other than `num_items`)}.
+        "list_length_errors" (rows with a number of lines other than `num_items`)}. "mean" is NaN without rows, "se"
+        with fewer than two conversations.
     """
     pairs = [(row, label) for row, label in zip(rows, contexts, strict=True) if row["num_truth"]]
     scored = [row for row, _ in pairs]
@@ -141,12 +161,15 @@ def paired(
         rows_b: for model b, in the same order.
         names: the metrics; rows without one (without ground truth) are ignored.
         contexts: each row's conversation.
-        seed: of the bootstrap and the test.
+        seed: random seed of the bootstrap and the test.
 
     Returns:
         {"recall@5": {"mean", "se", "p"}, ...}. The standard error of the difference (bootstrap over contexts) is far
-        smaller than that of two separate means. p is two-sided: the probability of a mean this far from 0 if, in every
-        context, chance decided which model is better.
+        smaller than that of two separate means; it is NaN with fewer than two conversations. p is two-sided: the
+        probability of a mean this far from 0 if, in every context, chance decided which model is better.
+
+    Raises:
+        ValueError: the rows of the two models, or the contexts, differ in number.
     """
     difference = np.array([[b[name] - a[name] for name in names] for a, b in zip(rows_a, rows_b, strict=True)], float)
     difference = difference.reshape(len(rows_a), len(names))

@@ -13,7 +13,12 @@ from convrec.base.kinds import AboveOne
 
 
 def dcg(relevance: Sequence[float], k: int) -> float:
-    """Compute DCG@k = sum over ranks j = 1..k of rel_j / log2(j + 1)."""
+    """Compute DCG@k = sum over ranks j = 1..k of rel_j / log2(j + 1).
+
+    Args:
+        relevance: rel_j from rank 1 on; missing ranks count 0.
+        k: the cutoff.
+    """
     return float(sum(rel / log2(j + 2) for j, rel in enumerate(relevance[:k]) if rel))
 
 
@@ -76,10 +81,14 @@ def rank_returns(
     """Compute the returns of the first `num_ranks` ranks.
 
     Args:
-        relevance: of the response's lines. Missing ranks have relevance 0, overflow ranks are ignored.
+        relevance: relevance of the response's lines, in order. Missing ranks have relevance 0, overflow ranks are
+            ignored.
         num_ranks: N.
         reward: a key of RANK_REWARDS.
-        **parameters: of the reward; others are ignored.
+        **parameters: parameters of the reward; others are ignored.
+
+    Returns:
+        N returns, entry k for rank k + 1.
 
     Raises:
         ValueError: the reward is unknown, or a parameter is missing or invalid.

@@ -27,7 +27,7 @@ class ListSettings(Settings):
         Character,
         Setting("character that separates the items of a list"),
     ] = DEFAULT_DELIMITER
-    # the name of an entry of MATCHERS
+    # A text, since MATCHERS has the names; `make_matcher` refuses others.
     matching: Annotated[
         Text,
         Setting("how titles are compared"),

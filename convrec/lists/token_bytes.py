@@ -35,7 +35,7 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
 
 
 def _read_decoder_steps(tokenizer: Any) -> list[dict[str, Any]]:
-    # only the decoder: printing the whole tokenizer.json of a large model takes longer than everything else
+    # Only the decoder is printed: the whole tokenizer.json of a large model would take longer than everything else.
     decoder = tokenizer.backend_tokenizer.decoder
     state: dict[str, Any] = {"type": "None"} if decoder is None else json.loads(decoder.__getstate__())
     return state["decoders"] if state["type"] == "Sequence" else [state]

@@ -27,7 +27,7 @@ from convrec.lists.token_bytes import describe_tokenizer, find_fallback_tokens, 
 
 _SPACE = WHITESPACE.encode("ascii")
 
-# the effect of a token's bytes, packed in one int16 so that there is one look-up per response token
+# The effect of a token's bytes is packed in one int16, so that there is one look-up per response token.
 _CONTENT = 1  # the token has a non-blank byte
 _LEAD_BIT = 1
 _TRAIL_BIT = 2
@@ -92,9 +92,13 @@ def build_vocab_table(tokenizer: Any, delimiter: str = DEFAULT_DELIMITER) -> Voc
 
     Build it once: it decodes a few test lists.
 
+    Args:
+        tokenizer: the tokenizer that reads and writes the responses.
+        delimiter: the character that ends a line; one ASCII character.
+
     Raises:
-        UserError: the decoder is not supported, the tokenizer cannot write the delimiter, or the table and the
-            tokenizer's decoding count different lines in the test lists.
+        UserError: the tokenizer is a slow one, its decoder is not supported, it cannot write the delimiter, or the
+            table and the tokenizer's decoding count different lines in the test lists.
     """
     table = table_from_bytes(token_bytes(tokenizer), delimiter, find_fallback_tokens(tokenizer))
     _check_against_text(tokenizer, table, delimiter)
@@ -104,7 +108,16 @@ def build_vocab_table(tokenizer: Any, delimiter: str = DEFAULT_DELIMITER) -> Voc
 def stop_token_mask(
     responses_BT: torch.Tensor, response_mask_BT: torch.Tensor, eos_token_ids: Sequence[int]
 ) -> torch.Tensor:
-    """Mark the first end-of-sequence token among those with response_mask 1: (B, T) bool, at most one True per row."""
+    """Mark the token that ends each response.
+
+    Args:
+        responses_BT: token ids.
+        response_mask_BT: 1 for the model's own tokens; others are ignored.
+        eos_token_ids: ids that end a response.
+
+    Returns:
+        (B, T) bool, True at the first own token with one of these ids. A row without one was truncated.
+    """
     last_B1, ends_B1 = _find_last_own_token(responses_BT, response_mask_BT.bool(), eos_token_ids)
     return (_columns(responses_BT) == last_B1) & ends_B1
 
@@ -161,7 +174,7 @@ def _find_preceding_codes(codes_BT: torch.Tensor) -> torch.Tensor:
     """
     before_BT = torch.nn.functional.pad(codes_BT[:, :-1], (1, 0), value=_TRAIL)
     if (before_BT - (codes_BT & _CONTENT)).amin() < 0:  # text follows a token without a code
-        # the index of the last token with a code, shifted by one column: 0 is the beginning
+        # This is the index of the last token with a code, shifted by one column: 0 is the beginning.
         places_BT = torch.where(codes_BT != 0, _columns(codes_BT) + 1, 0).cummax(dim=1).values
         places_BT = torch.nn.functional.pad(places_BT[:, :-1], (1, 0))
         before_BT = torch.nn.functional.pad(codes_BT, (1, 0), value=_TRAIL).gather(1, places_BT.long())
@@ -174,7 +187,10 @@ def reference_rank_ids(
     """Count ranks as the public reference does, for `preset: reference`: the number of delimiters before a token.
 
     Blank lines and preambles have ranks here, so that ranks and parsed items can differ; `token_rank_ids` fixes that.
-    For arguments and result see `token_rank_ids`.
+    For arguments see `token_rank_ids`.
+
+    Returns:
+        (B, T) int64, 0-based; -1 after the end-of-sequence token and for tokens that the model did not write.
     """
     last_B1, _ = _find_last_own_token(responses_BT, response_mask_BT.bool(), eos_token_ids)
     dead_BT = (response_mask_BT == 0) | (_columns(responses_BT) > last_B1)
@@ -232,7 +248,7 @@ def _is_invalid_utf8(fallback_BT: torch.Tensor) -> torch.Tensor:
     def is_between(x_BT: torch.Tensor, low: int, high: int) -> torch.Tensor:
         return (x_BT >= low) & (x_BT <= high)
 
-    # Unicode, table 3-7: which second bytes may follow a first one
+    # Unicode's table 3-7 says which second bytes may follow a first one.
     second_BT, third_BT, fourth_BT = (shifted(byte_BT, by, -1) for by in (1, 2, 3))
     second_low_BT = torch.where(byte_BT == 0xE0, 0xA0, torch.where(byte_BT == 0xF0, 0x90, 0x80))
     second_high_BT = torch.where(byte_BT == 0xED, 0x9F, torch.where(byte_BT == 0xF4, 0x8F, 0xBF))

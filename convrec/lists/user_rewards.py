@@ -42,6 +42,9 @@ def parse_module_name(name: str) -> str:
 def load(name: str) -> RankReturns:
     """Import a custom reward, once per process.
 
+    Args:
+        name: `package.module:function`.
+
     Returns:
         The function, with a check of its returns at every call: it raises a UserError if their number differs from that
         of ranks, or if one is not a finite number.
@@ -93,7 +96,11 @@ def load(name: str) -> RankReturns:
 
 
 def check(name: str, num_items: int) -> None:
-    """Load a custom reward, and call it for a few lists of `num_items` items.
+    """Load a custom reward, and call it for a few lists.
+
+    Args:
+        name: `package.module:function`.
+        num_items: N, the length of these lists.
 
     Raises:
         UserError: it cannot be loaded, raises an error, or returns something invalid; the message names the list.

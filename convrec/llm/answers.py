@@ -15,13 +15,30 @@ Messages = list[dict[str, str]]
 
 
 def merge_sampling(defaults: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Merge a request's sampling parameters with the defaults; a parameter that is None is not sent."""
+    """Merge a request's sampling parameters with the defaults.
+
+    Args:
+        defaults: parameter -> value.
+        overrides: parameter -> value, which wins over the default; None for no overrides.
+
+    Returns:
+        The parameters to send. One whose value is None is left out, so the endpoint's own default applies.
+    """
     parameters = {**defaults, **(overrides or {})}
     return {name: value for name, value in parameters.items() if value is not None}
 
 
 def make_request(model: str, prompt: str | Messages, sampling: dict[str, Any]) -> dict[str, Any]:
-    """Return everything that determines an answer."""
+    """Make the request that determines an answer, and the key of its cache.
+
+    Args:
+        model: the name under which the endpoint serves it.
+        prompt: a user's message, or several messages.
+        sampling: sampling parameters.
+
+    Returns:
+        {"model", "messages", "sampling"}; control tokens in the messages are split, so that they are plain text.
+    """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return {"model": model, "messages": split_control_tokens(messages), "sampling": sampling}
 
@@ -58,7 +75,17 @@ class NoAnswer(Answer):
 
 @dataclass
 class Usage:
-    """The requests and tokens of one client. Cached answers cost no tokens."""
+    """The requests and tokens of one client. Cached answers cost no tokens.
+
+    Attributes:
+        asked: requests that were sent, without the retries of the library.
+        cached: questions that needed no request: their answer was cached, or an equal question was asked.
+        refused: requests that the server called malformed or too long.
+        failed: questions without an answer despite retries.
+        rate_limited: replies with status 429.
+        prompt_tokens: tokens of the prompts, as the server counts them.
+        completion_tokens: tokens of the answers, as the server counts them.
+    """
 
     asked: int = 0
     cached: int = 0
@@ -82,6 +109,9 @@ class AnswerCache:
 
     Files are written atomically, so that concurrent readers, writers and crashes do no harm; a file that is damaged
     anyway counts as missing.
+
+    Args:
+        folder: made when the first answer is cached.
     """
 
     def __init__(self, folder: str | os.PathLike) -> None:

@@ -18,7 +18,13 @@ from convrec.llm.answers import Answer, AnswerCache, Messages, NoAnswer, Usage, 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An OpenAI-compatible endpoint. The key never appears in a repr, log line, cache entry or error message."""
+    """An OpenAI-compatible endpoint. The key never appears in a repr, log line, cache entry or error message.
+
+    Attributes:
+        base_url: the address up to `/v1`.
+        model: the name under which it serves the model.
+        api_key: "" if the server needs none.
+    """
 
     base_url: str
     model: str
@@ -152,11 +158,11 @@ class LLM:
         """Return one answer per prompt, in order.
 
         A request that the server calls malformed or too long gives an empty answer with `error`, a request without an
-        answer despite retries a NoAnswer; neither is cached.
+        answer despite retries a NoAnswer; neither is cached. Not to be called where an event loop already runs.
 
         Args:
             prompts: texts or messages.
-            label: of the progress bar.
+            label: text of the progress bar.
             sampling: the endpoint's own parameters (temperature, max_tokens, ...).
 
         Raises:

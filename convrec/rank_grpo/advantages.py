@@ -35,7 +35,15 @@ def _group_range(values_BK: torch.Tensor, group_B: torch.Tensor, num_groups: int
 
 
 def find_zero_std_ranks(returns_BK: torch.Tensor, uid: Sequence[Any]) -> torch.Tensor:
-    """Return where all returns of a group at a rank are equal: (G, K) bool, groups in order of first appearance."""
+    """Find the ranks that do not train, because all returns of a group are equal.
+
+    Args:
+        returns_BK: rank returns.
+        uid: B hashable group labels, in any order.
+
+    Returns:
+        (G, K) bool, True where the returns are equal; groups in order of first appearance.
+    """
     group_B, num_groups = _group_index(uid, returns_BK.device)
     low_GK, high_GK = _group_range(returns_BK, group_B, num_groups)
     return low_GK == high_GK
@@ -63,7 +71,7 @@ def compute_rank_advantages(
     if returns_BK.ndim != 2 or len(uid) != returns_BK.shape[0]:
         raise ValueError(f"returns_BK has shape {tuple(returns_BK.shape)}, but there are {len(uid)} uids")
     group_B, num_groups = _group_index(uid, returns_BK.device)
-    # float64, because a rounding error in the mean must not become an advantage
+    # The statistics are in float64, because a rounding error in the mean must not become an advantage.
     values_BK = returns_BK.detach().double()
     count_G1 = torch.bincount(group_B, minlength=num_groups)[:, None].double()
     sums_GK = values_BK.new_zeros(num_groups, values_BK.shape[1])
@@ -120,7 +128,7 @@ def assign_units(
         raise ValueError(f"rank_advantages_BK has {rank_advantages_BK.shape[1]} ranks, num_ranks is {num_ranks}")
     rank_ids_BT = rank_ids_BT.long()
     stop_mask_BT = stop_mask_BT.bool()
-    # the largest id of any token: in "reference" a stop token after a final newline counts as an item
+    # The largest id of any token counts: in "reference" a stop token after a final newline is an item.
     num_items_B1 = rank_ids_BT.max(dim=1, keepdim=True).values + 1
     overflow_BT = rank_ids_BT >= num_ranks
 

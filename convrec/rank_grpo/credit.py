@@ -32,12 +32,26 @@ NOT_REPORTED = 2.0
 
 
 def is_sampled(rollout_log_probs: torch.Tensor) -> torch.Tensor:
-    """Return where the rollout itself sampled the token; same shape, bool."""
+    """Return where the rollout itself sampled the token.
+
+    Args:
+        rollout_log_probs: log-probs from the rollout, of any shape, with the placeholders NOT_SAMPLED and NOT_REPORTED.
+
+    Returns:
+        A bool tensor of the same shape.
+    """
     return rollout_log_probs != NOT_SAMPLED
 
 
 def has_log_prob(rollout_log_probs: torch.Tensor) -> torch.Tensor:
-    """Return where the rollout sampled the token and reported its log-prob; same shape, bool."""
+    """Return where the rollout sampled the token and reported its log-prob.
+
+    Args:
+        rollout_log_probs: log-probs from the rollout, of any shape, with the placeholders NOT_SAMPLED and NOT_REPORTED.
+
+    Returns:
+        A bool tensor of the same shape.
+    """
     return rollout_log_probs < NOT_SAMPLED
 
 
@@ -113,7 +127,14 @@ class Credit:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def spread_returns(self, returns_BK: torch.Tensor) -> torch.Tensor:
-        """Return the rank return of each token's rank (B, T), 0 for a token without a rank; used for logging only."""
+        """Return the rank return of each token's rank; used for logging only.
+
+        Args:
+            returns_BK: rank returns of the same rows.
+
+        Returns:
+            (B, T), 0 for a token without a rank and for overflow items.
+        """
         num_ranks = returns_BK.shape[1]
         is_rank_BT = (self.rank_ids_BT >= 0) & (self.rank_ids_BT < num_ranks)
         return returns_BK.gather(1, self.rank_ids_BT.clamp(0, num_ranks - 1)) * is_rank_BT
@@ -161,7 +182,15 @@ class CreditSettings:
 
 
 def compute_list_metrics(batch: RankBatch, num_ranks: int) -> dict[str, float]:
-    """Return the metrics of a step's lists as the policy wrote them, for every algorithm."""
+    """Compute the metrics of a step's lists as the policy wrote them, for every algorithm.
+
+    Args:
+        batch: the step's rows, after `prepare` of every feature; at least one of them holds a list.
+        num_ranks: N.
+
+    Returns:
+        The metrics of `compute_rank_metrics`, among them the mean of every number in the reward function's results.
+    """
     rows = batch.list_rows
     infos = [batch.logged_infos[row] for row in rows]
     return compute_rank_metrics(
@@ -180,6 +209,10 @@ def assign_credit(batch: RankBatch, settings: CreditSettings, features: Sequence
         batch: the step's rows, after `prepare` of every feature.
         settings: settings of the method.
         features: features of the run, in the order in which they apply.
+
+    Returns:
+        The credit. Its metrics are those of the features and `rank_grpo/truncated`, the share of lists without an
+        end-of-sequence token.
     """
     read_ranks = reference_rank_ids if settings.preset == "reference" else token_rank_ids
     rank_ids_BT = read_ranks(batch.responses_BT, batch.mask_BT, settings.vocab_table, settings.stop_token_ids)
@@ -217,6 +250,13 @@ def assign_credit(batch: RankBatch, settings: CreditSettings, features: Sequence
 
 
 def collect_scalar_infos(infos: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the numbers among the results of the reward function: name -> one number per response."""
+    """Collect the numbers among the results of the reward function.
+
+    Args:
+        infos: the result for each response, at least one; all have the keys of the first.
+
+    Returns:
+        name -> one number per response.
+    """
     names = [name for name, value in infos[0].items() if isinstance(value, (int, float))]
     return {name: [float(info[name]) for info in infos] for name in names}

@@ -12,6 +12,9 @@ import torch
 
 from convrec.rank_grpo.step_metrics import make_rank_buckets
 
+# The names of parts whose metrics are called otherwise.
+_LOGGED_NAMES = {"ratio": "ratio_mean", "ratio_lowest": "ratio_min", "ratio_highest": "ratio_max"}
+
 
 def compute_metric_parts(
     sums: Mapping[str, torch.Tensor],
@@ -21,10 +24,9 @@ def compute_metric_parts(
     clipped_high_BU: torch.Tensor,
     num_ranks: int,
 ) -> dict[str, float]:
-    """Return the metric parts of one micro-batch, which `finish_policy_metrics` combines.
+    """Compute the metric parts of one micro-batch, which `finish_policy_metrics` combines.
 
-    The ending of a key (:sum, :min, :max) is the way to combine it. Statistics per unit id are computed on the device
-    and copied once; those per bucket are computed in Python.
+    Statistics per unit id are computed on the device and copied once; those per bucket are computed in Python.
 
     Args:
         sums: scalars that are logged unchanged.
@@ -33,6 +35,9 @@ def compute_metric_parts(
         clipped_low_BU: True where the ratio is clipped from below.
         clipped_high_BU: True where the ratio is clipped from above.
         num_ranks: N.
+
+    Returns:
+        name -> number. The ending of a name (:sum, :min, :max) is the way to combine it.
     """
     inf = float("inf")
     statistics_6U = torch.stack(
@@ -72,11 +77,16 @@ def finish_policy_metrics(
 
     `policy_loss` and `kl_loss` contain the loss's factor dp_size, so sum them over micro-batches and average them over
     processes, as verl's Metric(SUM) does. The other values are quotients of two sums, which this average does not
-    change. Buckets without a unit are left out.
+    change.
 
     Args:
         parts: results of `compute_metric_parts`.
         prefix: prefix of the metrics' names.
+
+    Returns:
+        policy_loss, approx_kl and, with a reference, kl_loss and kl; and ratio_mean, ratio_min, ratio_max, clip_low and
+        clip_high per bucket of units: `ratio_mean/all`, `/1`, `/2-5` (ranks from 1), `/stop`, `/overflow`. Buckets
+        without a unit are left out.
     """
     combine: dict[str, Callable[[list[float]], float]] = {"sum": sum, "min": min, "max": max}
     values_by_key: dict[str, list[float]] = {}
@@ -96,7 +106,7 @@ def finish_policy_metrics(
         elif family == "units" or name == "tokens" or not total[f"units/{bucket}:sum"]:
             continue
         elif kind == "sum":
-            metrics[{"ratio": "ratio_mean"}.get(family, family) + f"/{bucket}"] = value / total[f"units/{bucket}:sum"]
+            metrics[f"{_LOGGED_NAMES.get(family, family)}/{bucket}"] = value / total[f"units/{bucket}:sum"]
         elif math.isfinite(value):
-            metrics[{"ratio_lowest": "ratio_min", "ratio_highest": "ratio_max"}[family] + f"/{bucket}"] = value
+            metrics[f"{_LOGGED_NAMES[family]}/{bucket}"] = value
     return {prefix + name: value for name, value in metrics.items()}

@@ -99,6 +99,10 @@ class Units:
     slots, one for its tokens with A >= 0 and one for those with A < 0. The first slot of a row holds the tokens without
     a unit.
 
+    Args:
+        unit_ids_BT: unit of each token, -1 for none.
+        advantages_BT: advantage of each token, of which only the sign and the dtype are used.
+
     Attributes:
         none_BT: True where the token has no unit.
         count_BU: number of tokens in the unit.
@@ -158,10 +162,13 @@ def compute_rank_policy_loss(
         counts: counts over the whole mini-batch.
         old_log_prob_BT: log-probs of the old policy; None means strictly on-policy: w = 1, with gradient.
         ref_log_prob_BT: log-probs of the reference; with them the mean KL is logged even if the KL coefficient is 0.
-        rollout_is_weights_BT: factors of each token's policy term (rollout correction).
+        rollout_is_weights_BT: factors of each token's policy term (rollout correction); None for 1.
 
     Returns:
-        The loss, and the metric parts that `finish_policy_metrics` combines.
+        The loss, a scalar that can be differentiated once, and the metric parts that `finish_policy_metrics` combines.
+
+    Raises:
+        ValueError: aggregation "token-mean" without `counts.batch_num_tokens`.
     """
     with torch.no_grad():
         dtype = torch.promote_types(log_prob_BT.dtype, torch.float32)
@@ -173,7 +180,7 @@ def compute_rank_policy_loss(
             advantages_BT = advantages_BT * rollout_is_weights_BT.to(dtype)
         log_ratio_BU = torch.zeros_like(weight_BU)
         if old_log_prob_BT is not None:
-            # a geometric mean, so that long titles do not dominate the ratio
+            # The ratio is a geometric mean, so that long titles do not dominate it.
             sums_2BU = units.sum_by_sign(log_prob_BT.to(dtype) - old_log_prob_BT.to(dtype))
             log_ratio_BU = sums_2BU.sum(dim=0) * units.mean_BU
         advantage_sums_2BU = units.sum_by_sign(advantages_BT)
@@ -276,10 +283,18 @@ def add_kl_term(
         k3_t = exp(d_t) - d_t - 1,  d_t = log pi_ref - log pi_new
         d k3_t / d log_prob_t = 1 - exp(d_t)
 
+    Args:
+        grad_BT: gradient with respect to the log-probs; changed in place.
+        log_prob_BT: log-probs of the policy that is trained.
+        ref_log_prob_BT: log-probs of the reference.
+        units: units of the tokens; those without one do not count.
+        weight_BU: weight of each token of a unit.
+        kl_coef: coefficient of the KL divergence.
+
     Returns:
         kl_coef * sum_t weight_t k3_t, and sum_t k3_t for logging.
     """
-    # at most two (B, T) buffers besides the gradient, so that the loss does not set the memory peak
+    # There are at most two (B, T) buffers besides the gradient, so that the loss does not set the memory peak.
     log_ref_BT = (ref_log_prob_BT.to(grad_BT.dtype) - log_prob_BT.to(grad_BT.dtype)).masked_fill_(units.none_BT, 0)
     too_large_BT = log_ref_BT > MAX_LOG_RATIO
     expm1_BT = log_ref_BT.clamp_(max=MAX_LOG_RATIO).expm1()

@@ -17,7 +17,14 @@ _BUCKET_ENDS = (1, 5, 10, 15, 20)
 
 
 def make_rank_buckets(num_ranks: int) -> list[tuple[str, int, int]]:
-    """Return buckets (name, first, end) that cover ranks 0..N-1, `end` exclusive; names count from 1: "1", "2-5"."""
+    """Make the buckets of ranks that metrics are averaged over.
+
+    Args:
+        num_ranks: N.
+
+    Returns:
+        (name, first, end) of each bucket. They cover ranks 0..N-1 with `end` exclusive; names count from 1: "1", "2-5".
+    """
     ends = sorted({min(end, num_ranks) for end in (*_BUCKET_ENDS, num_ranks)})
     starts = [0, *ends[:-1]]
     return [(f"{a + 1}-{b}" if b > a + 1 else f"{b}", a, b) for a, b in zip(starts, ends, strict=True)]

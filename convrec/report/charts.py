@@ -61,9 +61,12 @@ class Chart:
 
 
 def make_charts(runs: Sequence[RunCurves]) -> list[Chart]:
-    """Make a chart, with a line per run, for each panel that any of these runs of one recipe has.
+    """Make a chart, with a line per run, for each panel that any of these runs has.
 
     For a single run the returns of all ranks share one chart, with a line per rank.
+
+    Args:
+        runs: runs of one recipe, at least one.
     """
     panels = PANELS[runs[0].recipe]
     labels = label_runs(runs)
@@ -96,9 +99,16 @@ def make_charts(runs: Sequence[RunCurves]) -> list[Chart]:
 
 
 def smooth_points(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
-    """Replace each point by the mean of about `window` points around it, fewer near the ends.
+    """Replace each point by the mean of the points around it.
 
     The first point keeps its value, so that a steep start is drawn where it is and not later, as with a trailing mean.
+
+    Args:
+        points: (step, value), in order of step.
+        window: about how many points a mean covers; near the ends there are fewer. 1 changes nothing.
+
+    Returns:
+        (step, mean) for each of the points.
     """
     values = [value for _, value in points]
     smoothed = []

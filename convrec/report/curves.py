@@ -167,7 +167,13 @@ def make_long_rows(runs: Sequence[RunCurves]) -> list[dict[str, Any]]:
 
 
 def write_csv(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
-    """Write a row for each mapping, with columns in order of first appearance; the file appears only when complete."""
+    """Write a row for each mapping; the file appears only when complete.
+
+    Args:
+        path: the file.
+        table: column -> value for each row. Columns are in order of first appearance; a row without one gets an empty
+            field.
+    """
     columns = list(dict.fromkeys(name for row in table for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")

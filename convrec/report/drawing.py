@@ -43,7 +43,12 @@ def render_svg(chart: Chart) -> str:
 
 
 def write_png(path: Path, charts: Sequence[Chart]) -> None:
-    """Write the charts in rows with one legend below them; the file appears only when complete."""
+    """Write the charts in rows with one legend below them; the file appears only when complete.
+
+    Args:
+        path: the file.
+        charts: at least one. All charts whose lines are runs share the legend of the first of them.
+    """
     names = list(next((chart.lines for chart in charts if not chart.ordered), ()))
     columns = min(3, len(charts))
     rows = math.ceil(len(charts) / columns)
@@ -58,7 +63,7 @@ def write_png(path: Path, charts: Sequence[Chart]) -> None:
             draw_chart(axis, chart)
             axis.set_title(chart.title)
             if chart.ordered:
-                # next to the lines, not over them
+                # The legend must not cover the lines.
                 axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
         if legend_rows:
             handles = [Line2D([], [], label=name, **_make_style(index, False)) for index, name in enumerate(names)]
@@ -74,7 +79,7 @@ def write_bars(path: Path, rows: Sequence[Mapping[str, Any]], names: Sequence[st
         path: the PNG file; it appears only when complete.
         rows: a bar in every chart for each row: its label "run", its value `<name>` and its standard error
             `<name> se`.
-        names: the values to draw.
+        names: the values to draw, at least two.
     """
     with matplotlib.style.context(STYLE):
         figure = Figure(figsize=(3 * len(names), 1 + 0.3 * len(rows)), layout="constrained")
@@ -90,7 +95,12 @@ def write_bars(path: Path, rows: Sequence[Mapping[str, Any]], names: Sequence[st
 
 
 def make_line_key(index: int, ordered: bool) -> dict[str, str]:
-    """Return what line `index` of a chart looks like, as attributes of an SVG line."""
+    """Return what a line of a chart looks like, as attributes of an SVG line.
+
+    Args:
+        index: the line's place in `Chart.lines`, from 0.
+        ordered: as in Chart.
+    """
     colour, dashes = _choose_look(index, ordered)
     return {"stroke": colour, "stroke-dasharray": " ".join(map(str, dashes))}
 

@@ -91,7 +91,19 @@ def mark_list(
     num_items: int = ListSettings.num_items,
     delimiter: str = ListSettings.delimiter,
 ) -> list[ListLine]:
-    """Return the first `num_items` lines of a response, each with its marks."""
+    """Mark what the lines of a response are.
+
+    Args:
+        text: the response.
+        matcher: matches titles with the catalog.
+        ground_truth: (title, year) pairs.
+        seen: titles that the conversation names.
+        num_items: the most lines to return.
+        delimiter: the character that ends a line.
+
+    Returns:
+        The first lines, in order of rank, each with its marks.
+    """
     lines = ranks.split_lines(text, delimiter)[:num_items]
     items = [matcher.read_line(line) for line in lines]
     match = matcher.match(items, list(ground_truth), list(seen))
@@ -109,7 +121,13 @@ def mark_list(
 
 
 def make_table_row(model: str, summary: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Any]:
-    """Make a model's column of the table from its summary by recipes.evaluate, with the metrics at each of `ks`."""
+    """Make a model's column of the table.
+
+    Args:
+        model: its name.
+        summary: from convrec.lists.metrics.summarise, with `repeats_per_list`.
+        ks: the cutoffs of the metrics to show, which the summary must have.
+    """
     row: dict[str, Any] = {"model": model}
     for metric, name in (("recall", "Recall"), ("ndcg", "NDCG")):
         for k in ks:
@@ -158,9 +176,13 @@ def format_table(table: Sequence[Mapping[str, Any]], line_a_model: bool = False)
 
 
 def format_cell(value: Any) -> tuple[str, str]:
-    """Return (text, standard error) of a table's value: a number, (mean, standard error), a text, or None for unknown.
+    """Format a value of a table.
 
-    The standard error is "" where there is none.
+    Args:
+        value: a number, (mean, standard error), a text, or None for unknown.
+
+    Returns:
+        The text, and the standard error; "" where there is none.
     """
     if isinstance(value, tuple):
         return format_number(value[0]), format_number(value[1])

@@ -56,7 +56,16 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 
 
 def collect_facts(run_folder: Path, config: dict[str, Any], steps_made: int) -> dict[str, str]:
-    """Return how far a run is, when and with what it was started, as name -> text, without what it did not record."""
+    """Return how far a run is, and when and with which versions it was started.
+
+    Args:
+        run_folder: the run's folder.
+        config: the run's config.
+        steps_made: the last step that it has trained.
+
+    Returns:
+        name -> text, without what the run did not record.
+    """
     starts = read_starts(run_folder)
     planned = setting(config, _STEPS)
     last = starts[-1] if starts else {"versions": {}, "commit": None}
@@ -71,6 +80,14 @@ def collect_facts(run_folder: Path, config: dict[str, Any], steps_made: int) -> 
 
 
 def build_settings(recipe: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run that its report shows, as name -> value, without those that its config lacks."""
+    """Return the settings of a run that its report shows.
+
+    Args:
+        recipe: a key of SETTINGS.
+        config: the run's config.
+
+    Returns:
+        name -> value, without those that the config lacks.
+    """
     settings = {name: setting(config, key) for name, key in SETTINGS[recipe].items()}
     return {name: value for name, value in settings.items() if value is not None}

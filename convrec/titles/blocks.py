@@ -60,7 +60,7 @@ class TitleBlocks:
                 large += [part for part in self._split(key, letters + 1) if self._is_large(part)]
 
     def find(self, year: int, is_near: bool, guard: tuple, folded: str) -> Iterator[Block]:
-        """Yield the blocks, at most one per end, with which a title has to be compared."""
+        """Yield the blocks, at most one per end, with which a title has to be compared. For arguments see `add`."""
         for side in SIDES:
             for letters in range(_min_letters(is_near), LONGEST_END + 1):
                 key = (year, is_near, guard, _cut_end(side, folded, letters))
@@ -97,7 +97,12 @@ class TitleBlocks:
 
 
 def make_compared_text(folded: str, is_near: bool) -> str:
-    """Return the text to compare for a folded title; is_near: with titles of another year."""
+    """Return the text to compare for a folded title.
+
+    Args:
+        folded: the folded title.
+        is_near: whether it is compared with titles of another year, so that equal years are no evidence.
+    """
     return folded if is_near else folded + SAME_YEAR
 
 

@@ -33,7 +33,12 @@ def parse_year(value: object) -> int | None:
 
 
 def add_display(title: str, display: object = None) -> str:
-    """Return the title as lists write it: `Hello [Adele]` if the column `display` tells equal titles apart."""
+    """Return the title as lists write it: `Hello [Adele]` if the column `display` tells equal titles apart.
+
+    Args:
+        title: the item's title.
+        display: the item's cell in that column; None or a blank text leaves the title unchanged.
+    """
     return title if display is None or not str(display).strip() else f"{title} [{str(display).strip()}]"
 
 
@@ -71,6 +76,9 @@ class Catalog:
     @classmethod
     def from_columns(cls, columns: Mapping[str, Sequence[Any]]) -> "Catalog":
         """Build a catalog from COLUMNS, of which the first two are required.
+
+        Args:
+            columns: name -> one value per row; columns other than COLUMNS are ignored.
 
         Raises:
             UserError: a value is of another kind; the message names its row.
@@ -154,7 +162,14 @@ class Catalog:
         return self.titles[row].removesuffix(add_display("", self.displays[row])) if self.displays else self.titles[row]
 
     def normalise_year(self, value: object) -> int | None:
-        """Return a ground truth's year as this catalog compares it, None if it is not a number."""
+        """Return a ground truth's year as this catalog compares it.
+
+        Args:
+            value: a year as data has it, of any kind.
+
+        Returns:
+            The year, None if it is not a whole number; NO_YEAR for every value if the catalog has no years.
+        """
         return parse_year(value) if self.dated else NO_YEAR
 
     def first_rows(self, forms: Sequence[str]) -> list[int]:

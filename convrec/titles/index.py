@@ -53,6 +53,12 @@ Candidate = tuple[float, int, int]  # (-similarity, years apart, row): the minim
 class TitleIndex:
     """The titles of one catalog and their rows; read-only after construction.
 
+    Args:
+        catalog: the titles.
+        mode: a name in MATCHERS, which decides how titles are compared.
+        year_tolerance: maximum difference in years between spellings of one item.
+        fuzzy_cutoff: minimum similarity of a misspelled title, above 0 and up to 100.
+
     Attributes:
         by_title: normalised title (in mode `reference` the exact title) -> rows of the catalog, those of aliases last.
         by_folded: folded title, without its article -> rows.
@@ -110,7 +116,15 @@ class TitleIndex:
         return _find_unique({self.items[row] for row in rows})
 
     def find_by_spelling(self, title: str, year: int) -> int:
-        """Return the row of a folded title in the nearest year; with another article, the only one in the same year."""
+        """Return the row of a folded title in the nearest year; with another article, the only one in the same year.
+
+        Args:
+            title: a title as it is written.
+            year: its year.
+
+        Returns:
+            The row; -1 for none, AMBIGUOUS for several items.
+        """
         row = self.find_nearest_year(self.by_spelling.get(forms(title).spelling, ()), year)
         return row if row >= 0 else self.unique_in_year(fold(title), year)
 

@@ -11,14 +11,24 @@ NO_YEAR = 0
 
 
 class Item(NamedTuple):
-    """A recommended item as the model wrote it: the title without decoration, and the four-digit year or NO_YEAR."""
+    """A recommended item as the model wrote it.
+
+    Attributes:
+        title: the title without decoration.
+        year: four digits, or NO_YEAR.
+    """
 
     title: str
     year: int
 
 
 def format_item(title: str, year: int) -> str:
-    """Write an item as the prompt asks for it, the inverse of `parse_item`. With NO_YEAR, only the title."""
+    """Write an item as the prompt asks for it, the inverse of `parse_item`.
+
+    Args:
+        title: the title, with its `display` if it has one.
+        year: the year; with NO_YEAR, only the title is written.
+    """
     return f"{title} ({year})" if year != NO_YEAR else title
 
 

@@ -120,13 +120,14 @@ class Matcher:
     """Match titles against one catalog. Read-only after construction, so threads can share it.
 
     Args:
-        catalog: the catalog.
+        catalog: the items that can be matched.
         mode: a name in MATCHERS.
         year_tolerance: maximum difference in years between the same item's spellings, at least 0.
         fuzzy_cutoff: minimum similarity of a misspelled title, above 0 and up to 100.
 
     Raises:
         UserError: the mode is unknown, or needs years that the catalog does not have.
+        ValueError: the tolerance or the cutoff is out of range.
     """
 
     def __init__(
@@ -153,7 +154,11 @@ class Matcher:
         self.index = TitleIndex(catalog, mode, year_tolerance, fuzzy_cutoff)
 
     def find_relevant_rows(self, truth: Iterable[tuple[str, object]]) -> list[int]:
-        """Return the catalog rows of a ground truth's items, each once; items outside the catalog are skipped."""
+        """Return the catalog rows of a ground truth's items, each once; items outside the catalog are skipped.
+
+        Args:
+            truth: (title, year) pairs.
+        """
         return [row for row in dict.fromkeys(self.wanted(*pair).index for pair in truth) if row >= 0]
 
     def match(
@@ -166,8 +171,8 @@ class Matcher:
 
         Args:
             items: by rank; None for a line that did not parse.
-            ground_truth: (title, year) pairs.
-            seen: titles that the conversation named.
+            ground_truth: (title, year) pairs; see `wanted` for years of other kinds.
+            seen: titles that the conversation named; None for none.
         """
         if self.mode == "reference":
             return self._match_reference(items, ground_truth, seen)
@@ -176,7 +181,13 @@ class Matcher:
     def match_lines(
         self, lines: Iterable[str], ground_truth: Iterable[tuple[str, object]], seen: Iterable[str] | None
     ) -> MatchResult:
-        """Parse and match the lines of a list; each known line is a single look-up."""
+        """Parse and match the lines of a list; each known line is a single look-up.
+
+        Args:
+            lines: by rank, as `split_lines` returns them.
+            ground_truth: as in `match`.
+            seen: as in `match`.
+        """
         if self.mode == "reference":
             return self._match_reference(list(map(self.read_line, lines)), ground_truth, seen)
         return self._match(list(map(self._find_line, lines)), ground_truth, seen)
@@ -251,16 +262,30 @@ class Matcher:
 
     @cache_per_instance
     def wanted(self, title: str, raw_year: object) -> Truth:
-        """Identify an entry of ground truth. Without a year, it is the catalog's only item of that name."""
+        """Identify an entry of ground truth. Without a year, it is the catalog's only item of that name.
+
+        Args:
+            title: the entry's title.
+            raw_year: its year as data has it; None and anything that is not a whole number count as no year.
+
+        Returns:
+            The item: index -1 if the catalog lacks it, and year None if it also has no year, so that nothing hits it.
+        """
         year = self.catalog.normalise_year(raw_year)
         row, key = self.identify(title, NO_YEAR if year is None else year)
         return Truth(row, key, year or self.catalog.years[row] if row >= 0 else year)
 
     @cache_per_instance
     def read_line(self, line: str) -> Item | None:
-        """Parse a line of a list; None if it is not an item.
+        """Parse a line of a list.
 
         Matching `lenient` also accepts a title without a year if the catalog has one item of that name.
+
+        Args:
+            line: the line, without its delimiter.
+
+        Returns:
+            The item; None if the line is not one.
         """
         item = parse_item.__wrapped__(line, self.catalog.dated)  # one cache per line is enough
         if item is None and self.mode == "lenient":
@@ -292,7 +317,15 @@ class Matcher:
 
     @cache_per_instance
     def identify_written(self, title: str, year: int) -> Identity:
-        """Identify a title with its year, without guessing omitted parts."""
+        """Identify a title with its year, without guessing omitted parts.
+
+        Args:
+            title: a title without decoration.
+            year: its year, NO_YEAR for none.
+
+        Returns:
+            The item; if the catalog lacks it, index -1 and as key the title in the form that is compared.
+        """
         if self.mode == "reference":
             row = next((r for r in self.index.by_title.get(title, ()) if self.catalog.years[r] == year), -1)
             return Identity(row, title)
@@ -309,9 +342,16 @@ class Matcher:
 
     @cache_per_instance
     def identify(self, title: str, year: int) -> Identity:
-        """Identify a title with its year (NO_YEAR for none) as people write it.
+        """Identify a title with its year as people write it.
 
         If the catalog lacks the written title, the fuzzy modes return the only item that can be meant.
+
+        Args:
+            title: a title without decoration.
+            year: its year, NO_YEAR for none.
+
+        Returns:
+            The item; index -1 if the catalog lacks it, or if several items can be meant.
         """
         identity = self.identify_written(title, year)
         if identity.index >= 0 or self.mode not in FUZZY or not self.catalog.dated:

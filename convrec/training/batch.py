@@ -148,7 +148,13 @@ def read_scored_responses(meta: KVBatchMeta) -> ScoredResponses:
 
 
 def write_scores(meta: KVBatchMeta, rows: Sequence[int], scores: Sequence[float]) -> None:
-    """Replace the scores of some rows, at their last token and in the result of the reward function."""
+    """Replace the scores of some rows, at their last token and in the result of the reward function.
+
+    Args:
+        meta: the step's rows.
+        rows: indices of rows in `meta`.
+        scores: the new score of each of these rows.
+    """
     data = read_fields(meta, "rm_scores", "extra_fields")
     scores_BT = data["rm_scores"].unbind()
     extra_fields = list(data["extra_fields"])
@@ -157,7 +163,13 @@ def write_scores(meta: KVBatchMeta, rows: Sequence[int], scores: Sequence[float]
 
 
 def replace_score(scores_T: torch.Tensor, extra_fields: dict[str, Any], score: float) -> dict[str, Any]:
-    """Return the changed fields of a row whose score is replaced."""
+    """Return the changed fields of a row whose score is replaced; the row itself stays unchanged.
+
+    Args:
+        scores_T: the row's score at its last token, 0 before.
+        extra_fields: fields that the rollout added, with the result of the reward function.
+        score: the new score.
+    """
     changed_T = scores_T.clone()
     changed_T[-1] = score
     info = extra_fields["reward_extra_info"] | {"score": score}
@@ -165,7 +177,13 @@ def replace_score(scores_T: torch.Tensor, extra_fields: dict[str, Any], score: f
 
 
 def write_prompt_labels(meta: KVBatchMeta, rows: Sequence[int], labels: Sequence[str]) -> None:
-    """Replace the prompt labels of some rows: rows with the same label form one group."""
+    """Replace the prompt labels of some rows: rows with the same label form one group.
+
+    Args:
+        meta: the step's rows.
+        rows: indices of rows in `meta`.
+        labels: the new label of each of these rows.
+    """
     _write_rows(meta, rows, [{"uid": label} for label in labels])
 
 

@@ -31,8 +31,8 @@ def read_rows(files: list[str], columns: tuple[str, ...], max_samples: int, seed
     Args:
         files: parquet files.
         columns: names of columns of `SFT_SCHEMA`, which has their types.
-        max_samples: if above 0 and below the number of rows, draw this many rows and keep their order.
-        seed: random seed of the draw.
+        max_samples: if above 0 and below the number of rows, draw this many rows and keep their order; else read all.
+        seed: random seed of the draw; None draws other rows each time.
     """
     schema = pa.schema([SFT_SCHEMA.field(name) for name in columns])
     table = pa.concat_tables([cast_table(pq.read_table(path, columns=list(columns)), schema) for path in files])
@@ -40,7 +40,13 @@ def read_rows(files: list[str], columns: tuple[str, ...], max_samples: int, seed
 
 
 def draw_rows(table: pa.Table, count: int, seed: int | None) -> pa.Table:
-    """Draw `count` rows of a table, and keep their order."""
+    """Draw rows of a table without replacement, and keep their order.
+
+    Args:
+        table: the table.
+        count: how many rows, at most all.
+        seed: random seed of the draw; None draws other rows each time.
+    """
     indices = np.random.default_rng(seed).choice(len(table), size=count, replace=False)
     is_drawn = np.zeros(len(table), bool)
     is_drawn[indices] = True
@@ -63,7 +69,15 @@ def iter_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
 def make_rl_item(
     item: int, prompt: list[Message], source: str, truth: Any, extra_info: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the fields of a row that verl's rollout and reward read."""
+    """Return the fields of a row that verl's rollout and reward read.
+
+    Args:
+        item: the row's index in the data set.
+        prompt: the messages.
+        source: name of the data source, for verl's metrics.
+        truth: the ground truth, in the form of the reward function.
+        extra_info: further entries of `extra_info`, besides `index`.
+    """
     return {
         "raw_prompt": prompt,
         "data_source": source,
@@ -89,7 +103,8 @@ class ConvRecDataset(RLHFDataset):
 
         Greedy answers to equal prompts are equal, so one answer is generated and scored for all rows of a prompt.
 
-        together: False keeps one item per row.
+        Args:
+            together: False keeps one item per row.
         """
         self.dataframe = read_rows(self.data_files, PROMPT_COLUMNS, self.max_samples, VALIDATION_SEED)
         if not together:
@@ -116,6 +131,17 @@ class DemonstrationDataset(Dataset):
     """Rows of `schema.DEMONSTRATION_COLUMNS` for verl's SFT trainer; the loss is on the completion only.
 
     Conversations that are too long are shortened. A judge's prompt cannot be shortened, so its row is left out.
+
+    Args:
+        parquet_files: one file or several.
+        tokenizer: the policy's tokenizer.
+        config: section `data` of the run's config.
+        processor: not used; verl passes it.
+        max_samples: rows to draw; -1 and 0 for all.
+
+    Raises:
+        UserError: every demonstration of a judge is too long. Reading a row raises it if the completion alone is too
+            long, or if the chat template does not continue its own generation prompt.
     """
 
     def __init__(

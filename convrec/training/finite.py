@@ -17,6 +17,11 @@ class Diverged(RuntimeError):
 def check_finite(step: int, metrics: Mapping[str, Any], run_folder: Path) -> None:
     """Check the losses and gradient norms of a step.
 
+    Args:
+        step: the step's number.
+        metrics: its metrics, of which those with the endings WATCHED are checked.
+        run_folder: the run's folder, in which the last good checkpoint is looked up.
+
     Raises:
         Diverged: one of them is infinite or NaN; the message names the step and the last good checkpoint.
     """

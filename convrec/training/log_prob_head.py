@@ -30,7 +30,12 @@ Pair = tuple[torch.Tensor, torch.Tensor]  # log-probs and entropies
 
 
 def constrain(engine: Any, catalog: CatalogTrie) -> None:
-    """Let this engine compute log-probs and entropies of the policy under the catalog's constraint."""
+    """Let this engine compute log-probs and entropies of the policy under the catalog's constraint.
+
+    Args:
+        engine: verl's engine, whose model is changed in place.
+        catalog: the lines that a list may contain.
+    """
     _compute_in_head(engine, partial(read_choices, ChoiceReader(catalog)), ConstrainedHead(catalog).log_probs)
 
 
@@ -75,7 +80,13 @@ def _find_obstacle(engine: Any) -> str:
 def read_choices(reader: ChoiceReader, batch: TensorDict, padded_length: int | None) -> Choices:
     """Return the choices of a micro-batch, each at the position of the hidden state that predicts it.
 
-    padded_length: tokens per row; None if rows are packed.
+    Args:
+        reader: finds the choices of a response.
+        batch: the micro-batch, nested, with the field CONSTRAINT.
+        padded_length: tokens per row; None if rows are packed.
+
+    Raises:
+        ValueError: a response cannot have been sampled under its constraint.
     """
     rows = list(_responses(batch, padded_length))
     constraints = batch[CONSTRAINT].unbind()
@@ -84,9 +95,14 @@ def read_choices(reader: ChoiceReader, batch: TensorDict, padded_length: int | N
 
 
 def response_tokens(batch: TensorDict, padded_length: int | None) -> Pair:
-    """Return the positions of the hidden states that predict response tokens, and these tokens; both (P,) int64.
+    """Return where response tokens are predicted.
 
-    padded_length: tokens per row; None if rows are packed.
+    Args:
+        batch: the micro-batch, nested; verl's padding rows are skipped.
+        padded_length: tokens per row; None if rows are packed.
+
+    Returns:
+        The positions of the hidden states that predict these tokens, and the tokens; both (P,) int64.
     """
     rows = list(_responses(batch, padded_length))
     positions = [torch.arange(start, start + len(response)) for _, start, response in rows]
@@ -95,7 +111,12 @@ def response_tokens(batch: TensorDict, padded_length: int | None) -> Pair:
 
 
 def trained_tokens(batch: TensorDict, padded_length: int | None) -> Pair:
-    """Return `response_tokens`; for demonstrations, which have no responses, the tokens of their loss mask."""
+    """Return `response_tokens`; for demonstrations, which have no responses, the tokens of their loss mask.
+
+    Args:
+        batch: the micro-batch, nested.
+        padded_length: tokens per row; None if rows are packed.
+    """
     if batch.get("responses", None) is not None:
         return response_tokens(batch, padded_length)
     offsets = batch["input_ids"].offsets()
@@ -144,7 +165,7 @@ def _compute_in_head(
         is_packed = tensordict_utils.get_non_tensor_data(micro_batch, "use_remove_padding", True)
         length = None if is_packed else inputs["input_ids"].shape[1]
         arguments = (choose(micro_batch, length), inputs.pop("temperature"), bool(with_entropy))
-        # in a namespace, because FSDP looks for tensors in tuples, mappings and dataclasses
+        # They are in a namespace, because FSDP looks for tensors in tuples, mappings and dataclasses.
         inputs["head_request"] = SimpleNamespace(arguments=arguments)
         return inputs, output_arguments
 

@@ -113,10 +113,24 @@ class Method(Protocol):
         """Return whether the update itself computes the old log-probs, so that they need no separate pass."""
 
     def assign_credit(self, engine: Any, meta: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Write the advantages that the loss reads, and add their metrics."""
+        """Write the advantages that the loss reads.
+
+        Args:
+            engine: the verl trainer.
+            meta: the step's rows.
+            metrics: the metrics of the step, to which those of the credit are added.
+
+        Returns:
+            The rows with the new fields.
+        """
 
     def finish_metrics(self, step: int, metrics: dict[str, Any]) -> None:
-        """Change the metrics of a step after its update."""
+        """Change the metrics of a step after its update.
+
+        Args:
+            step: the step's number.
+            metrics: the metrics of the step, changed in place.
+        """
 
     def write_card(self, engine: Any, folder: Path) -> None:
         """Write a model card next to exported weights, if the run's card is not enough."""
@@ -203,6 +217,9 @@ class TrainingLoop:
         Args:
             metrics: the metrics of the batch are added to it.
             num_prompts: number of prompts to train on.
+
+        Returns:
+            The rows of the batch.
         """
         engine = self.engine
         with self.phase("gen"):
@@ -225,6 +242,16 @@ class TrainingLoop:
         """Compute log-probs of the policy before the update, unless the update itself computes them.
 
         They are always computed for the first batch after a start, to check that the rollout samples from the policy.
+
+        Args:
+            batch: the step's rows.
+            metrics: verl's metrics of the pass are added to it.
+
+        Returns:
+            The rows, with the log-probs if they were computed.
+
+        Raises:
+            RuntimeError: the rollout of the first batch does not sample from the policy.
         """
         if self.rollout_is_checked and self.method.skips_old_log_probs(self.engine.parameter_sync_step):
             return batch

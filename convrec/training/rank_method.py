@@ -99,7 +99,16 @@ class RankMethod:
         return is_on_policy(self.run.verl_config, updates_per_step)
 
     def assign_credit(self, engine: Any, meta: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Log the lists of a batch, and write the credit of its tokens; for GRPO and GSPO verl computes it."""
+        """Log the lists of a batch, and write the credit of its tokens; for GRPO and GSPO verl computes it.
+
+        Args:
+            engine: the verl trainer.
+            meta: the step's rows.
+            metrics: the metrics of the step, to which those of lists and credit are added.
+
+        Returns:
+            The rows with the fields that the loss reads.
+        """
         optional = [name for feature in self.features for name in feature.fields]
         batch = read_rank_batch(meta, self.pad_token_id, optional)
         for feature in self.features:
@@ -145,6 +154,10 @@ class RankMethod:
         """Turn the sums that the loss logged per micro-batch into means, and let features add their metrics.
 
         The loss logs `actor/<name>:<sum or max>` (convrec.rank_grpo.loss_metrics).
+
+        Args:
+            step: the step's number.
+            metrics: the metrics of the step, changed in place.
         """
         if self.is_rank_level:
             parts = {name: metrics.pop(name) for name in list(metrics) if name.startswith("actor/") and ":" in name}

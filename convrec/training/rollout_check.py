@@ -16,7 +16,10 @@ BF16_BOUND = 0.1
 
 
 def choose_bound(run: Run[RLConfig]) -> float:
-    """Return `convrec.rollout_check_bound`; by default, the bound for the dtypes of rollout and actor."""
+    """Return the bound on the mean |log p_vllm - log p_actor|, in nats.
+
+    That is `convrec.rollout_check_bound`; by default, the bound for the dtypes of rollout and actor.
+    """
     bound = run.settings.rollout_check_bound
     if bound is not None:
         return bound
@@ -58,7 +61,13 @@ def check_rollout_is_policy(data: Any, bound: float) -> None:
 
 
 def warn_about_drift(step: int, metrics: dict[str, Any], bound: float) -> None:
-    """Log a warning if the rollout of a step differs from the actor by more than the bound."""
+    """Log a warning if the rollout of a step differs from the actor by more than the bound.
+
+    Args:
+        step: the step's number.
+        metrics: its metrics; without `actor/rollout_diff_mean` there is nothing to check.
+        bound: maximum of the mean absolute difference, in nats.
+    """
     mean = metrics.get("actor/rollout_diff_mean")
     if mean is not None and not mean <= bound:
         logger.warning(

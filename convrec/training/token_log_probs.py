@@ -43,7 +43,10 @@ def compute_chunked_log_probs(
 def compute_whole_log_probs(
     hidden_PD: torch.Tensor, weight_VD: torch.Tensor, token_P: torch.Tensor, temperature: float, with_entropy: bool
 ) -> LogProbsAndEntropies:
-    """Compute log-probs as `compute_chunked_log_probs` does, with all logits in memory and none computed twice."""
+    """Compute log-probs as `compute_chunked_log_probs` does, with all logits in memory and none computed twice.
+
+    Arguments and result are the same, except that the result is always float32.
+    """
     logits_PV = torch.nn.functional.linear(hidden_PD, weight_VD).float()
     if temperature != 1:
         logits_PV = logits_PV / temperature
@@ -71,7 +74,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         log_prob_P = hidden_PD.new_empty(len(token_P), dtype=dtype)
         logsumexp_P = torch.empty_like(log_prob_P)
         entropy_P = torch.empty_like(log_prob_P) if with_entropy else None
-        # without autocast, because the backward pass must compute the same logits and has none
+        # Autocast is off, because the backward pass must compute the same logits and has none.
         with torch.autocast(hidden_PD.device.type, enabled=False):
             for rows in _chunks(len(token_P)):
                 logits_CV = _make_logits(hidden_PD[rows], weight_VD, temperature)

@@ -129,7 +129,13 @@ class TrainingEngine:
     def fit(self, agent_loop_manager: Any) -> None:
         """Train the run to its end.
 
-        agent_loop_manager: sends prompts to the rollout workers.
+        Args:
+            agent_loop_manager: sends prompts to the rollout workers.
+
+        Raises:
+            StopRequested: the run was asked to stop earlier.
+            Diverged: a loss or a gradient norm is not finite.
+            ProcessLost: a process or a node of the run died, or a phase hangs (NoProgress).
         """
         self.agent_loop_manager = agent_loop_manager
         trainer = self.config.trainer
@@ -175,9 +181,16 @@ class TrainingEngine:
         SkipManager.set_step(step)
 
     def sample_rollouts(self, metrics: dict[str, Any], num_prompts: int) -> KVBatchMeta:
-        """Wait for the responses to `num_prompts` prompts, and add verl's metrics of their age.
+        """Wait for the responses to some prompts.
 
         verl's `step` has already sent the prompts to the rollout workers when it calls the loop.
+
+        Args:
+            metrics: verl's metrics of the responses' age are added to it.
+            num_prompts: number of prompts to wait for.
+
+        Returns:
+            A row for each response; with questions, for each turn.
         """
         self.on_sample_begin()
         batch, age_metrics = self.replay_buffer.sample(
@@ -219,6 +232,11 @@ class TrainingEngine:
 
         verl divides by the time of the step, which is not known yet and set to 1 s. The metrics that depend on it are
         LATE_METRICS, which `compute_time_metrics` replaces.
+
+        Args:
+            step: the step's number, from 1.
+            batch: its rows.
+            metrics: the metrics of the step, changed in place.
         """
         epoch = (step - 1) // self.steps_per_epoch
         unknown_times = {"step": 1.0}
@@ -237,7 +255,13 @@ class TrainingEngine:
         return times | compute_throughout_metrics(data, self.timing_raw, self._get_n_gpus_for_throughput())
 
     def finish_step(self, step: int, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """Dump responses if `trainer.rollout_data_dir` is set, and remove the step's rows from TransferQueue."""
+        """Dump responses if `trainer.rollout_data_dir` is set, and remove the step's rows from TransferQueue.
+
+        Args:
+            step: the step's number.
+            batch: its rows.
+            metrics: its metrics; verl's counts of filtered rewards are logged as a table and removed from them.
+        """
         folder = self.config.trainer.get("rollout_data_dir", None)
         if folder:
             self._log_rollout_data(batch, self.timing_raw, folder)

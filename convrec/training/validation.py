@@ -111,7 +111,14 @@ def validate_directly(engine: Any) -> dict[str, float] | None:
 
 
 def collect_infos(answers: list[AgentLoopOutput]) -> dict[str, list[Any]]:
-    """Return the results of the reward function: name -> one value per answer, None for an answer without one."""
+    """Collect the results of the reward function by name.
+
+    Args:
+        answers: scored answers.
+
+    Returns:
+        name -> one value per answer, None for an answer without one. `reward` is the score.
+    """
     reward_infos = [answer.extra_fields["reward_extra_info"] for answer in answers]
     infos: dict[str, list[Any]] = {"reward": [answer.reward_score for answer in answers]}
     for name in sorted({name for info in reward_infos for name in info}):
@@ -120,7 +127,13 @@ def collect_infos(answers: list[AgentLoopOutput]) -> dict[str, list[Any]]:
 
 
 def log_generations(engine: Any, rows: list[tuple[dict[str, Any], AgentLoopOutput]], infos: dict[str, Any]) -> None:
-    """Log the answers to the trackers, and write them to trainer.validation_data_dir, as verl does."""
+    """Log the answers to the trackers, and write them to trainer.validation_data_dir, as verl does.
+
+    Args:
+        engine: the verl trainer.
+        rows: the columns of each prompt's row, and its answer.
+        infos: from `collect_infos`, in the same order.
+    """
     folder = engine.config.trainer.get("validation_data_dir", None)
     if not folder and not engine.config.trainer.log_val_generations:
         return

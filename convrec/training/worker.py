@@ -73,6 +73,9 @@ def prepare_checkpoints(engine: Any) -> None:
 
     If transformers' own class was used although the folder names custom code (`auto_map`), verl's export would look for
     this code, and fail.
+
+    Args:
+        engine: verl's engine, after its model was built; changed in place.
     """
     manager = engine.checkpoint_manager
     load_any_world_size(manager)
@@ -85,6 +88,10 @@ def convert_sent_weights(engine: Any, dtype: torch.dtype) -> None:
     """Let verl's engine send weights in the rollout's dtype, to which the rollout would round them anyway.
 
     fp32 master weights would be twice the traffic. LoRA adapters are sent unchanged.
+
+    Args:
+        engine: verl's engine, changed in place.
+        dtype: the rollout's dtype; weights that are not floating-point numbers keep theirs.
     """
     get_full_weights = engine.get_per_tensor_param
 

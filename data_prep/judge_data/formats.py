@@ -69,7 +69,7 @@ def check_text(value: Any, name: str) -> str:
         BadRecord: it is missing, not a text, or blank.
     """
     if not isinstance(value, str) or not value.strip():
-        raise BadRecord(f"`{name}` has no text; {FIX}")
+        raise BadRecord("preferences.no-text", f"`{name}` has no text; {FIX}")
     return value
 
 
@@ -87,7 +87,10 @@ def parse_prompt(value: Any, name: str = "prompt") -> list[Message]:
         return [{"role": "user", "content": check_text(value, name)}]
     messages = parse_messages(value, name)
     if messages[-1]["role"] != "user":
-        raise BadRecord("the prompt does not end with the user's message; cut it off before the response")
+        raise BadRecord(
+            "preferences.last-of-prompt",
+            "the prompt does not end with the user's message; cut it off before the response",
+        )
     return messages
 
 
@@ -101,7 +104,7 @@ def parse_messages(value: Any, name: str) -> list[Message]:
     Raises:
         BadRecord: it is not a list of messages, is empty, or a message has no text.
     """
-    problem = BadRecord(f"`{name}` is neither text nor messages {{role, content}}; {FIX}")
+    problem = BadRecord("preferences.not-messages", f"`{name}` is neither text nor messages {{role, content}}; {FIX}")
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise problem
     for message in value:
@@ -129,7 +132,10 @@ def parse_number(record: Mapping[str, Any], name: str, low: float, high: float, 
         value = None
     if value is None or not low <= value <= high or (whole and value != int(value)):
         kind = "whole number" if whole else "number"
-        raise BadRecord(f"`{name}` is not a {kind} from {low:g} to {high:g}; map the scale to {low:g}-{high:g}")
+        raise BadRecord(
+            "preferences.not-on-the-scale",
+            f"`{name}` is not a {kind} from {low:g} to {high:g}; map the scale to {low:g}-{high:g}",
+        )
     return value
 
 
@@ -188,9 +194,15 @@ def read_chosen_rejected(record: Record, scores: Scores) -> Iterator[Item]:
 def _read_two_conversations(record: Record) -> tuple[list[Message], str, str]:
     chosen, rejected = (parse_messages(record[name], name) for name in ("chosen", "rejected"))
     if chosen[-1]["role"] != "assistant" or rejected[-1]["role"] != "assistant":
-        raise BadRecord("`chosen` or `rejected` does not end with the assistant's message; cut off what follows it")
+        raise BadRecord(
+            "preferences.last-of-response",
+            "`chosen` or `rejected` does not end with the assistant's message; cut off what follows it",
+        )
     if chosen[:-1] != rejected[:-1]:
-        raise BadRecord("`chosen` and `rejected` differ before the response; compare two responses to one prompt")
+        raise BadRecord(
+            "preferences.two-prompts",
+            "`chosen` and `rejected` differ before the response; compare two responses to one prompt",
+        )
     messages = parse_prompt(chosen[:-1] or record.get("prompt"))
     return messages, chosen[-1]["content"], rejected[-1]["content"]
 
@@ -203,7 +215,7 @@ def read_reward_bench_2(record: Record, scores: Scores) -> Iterator[Item]:
     messages = parse_prompt(record.get("prompt"))
     chosen, rejected = ([check_text(response, name) for response in record[name]] for name in ("chosen", "rejected"))
     if not chosen or not rejected:
-        raise BadRecord(f"`chosen` or `rejected` is an empty list; {FIX}")
+        raise BadRecord("preferences.no-responses", f"`chosen` or `rejected` is an empty list; {FIX}")
     count = max(len(chosen), len(rejected))
     for better, worse in itertools.islice(zip(itertools.cycle(chosen), itertools.cycle(rejected)), count):
         yield Comparison(messages, better, worse)
@@ -236,7 +248,7 @@ def _make_label_reader(meanings: Mapping[Any, str | None]) -> Callable[[Record, 
         key = value.strip() if isinstance(value, str) else value
         if isinstance(key, bool) or not isinstance(key, str | int | float) or key not in meanings:
             labels = ", ".join(map(repr, meanings))
-            raise BadRecord(f"`{column}` is none of {labels}; write one of them")
+            raise BadRecord("preferences.unknown-label", f"`{column}` is none of {labels}; write one of them")
         return meanings[key]
 
     return read_label
@@ -275,7 +287,9 @@ def read_ultra_feedback(record: Record, scores: Scores) -> Iterator[Item]:
     low, high = scores
     completions = record["completions"]
     if not isinstance(completions, list) or not all(isinstance(completion, Mapping) for completion in completions):
-        raise BadRecord(f"`completions` is not a list of {{response, overall_score}}; {FIX}")
+        raise BadRecord(
+            "preferences.not-completions", f"`completions` is not a list of {{response, overall_score}}; {FIX}"
+        )
     for completion in completions:
         grade = parse_number(completion, "overall_score", 1, 10)
         score = low + round((grade - 1) / 9 * (high - low))
@@ -328,15 +342,18 @@ def parse_record(record: Record, name: str | None = None, scores: Scores = SCORE
         form = next(fitting, None)
         if form is None:
             raise BadRecord(
+                "preferences.unknown-format",
                 f"unknown format with the columns {', '.join(map(str, record)) or '(none)'}; give prompt with chosen "
-                "and rejected, or another format of docs/how-to/judge-data.md"
+                "and rejected, or another format of docs/how-to/judge-data.md",
             )
     else:
         form = FORMATS[name]
         missing = [column for column in form.columns if column not in record]
         if missing:
             names = "`, `".join(missing)
-            raise BadRecord(f"no `{names}`, which --format {name} needs; give the right format")
+            raise BadRecord(
+                "preferences.missing-column", f"no `{names}`, which --format {name} needs; give the right format"
+            )
     return list(form.read(record, scores))
 
 
@@ -389,7 +406,7 @@ def load_records(paths: Sequence[str | Path], mode: str, scores: Scores, form: s
                 for item in items:
                     problem = describe_row_problem(item, mode, scores, ties=True) if isinstance(item, dict) else None
                     if problem:
-                        raise BadRecord(problem)
+                        raise BadRecord("preferences.invalid-row", problem)
                 source = find_source(record, path.name.partition(".")[0])
                 loaded.append(LoadedRecord(items, source, format_place(path.name, row)))
     damage.check()

@@ -113,17 +113,23 @@ def _read_items(
             year = read_year(raw_year)
             is_blank = raw_year in (None, "")
             if not is_blank and (year is None or not OLDEST_YEAR <= year <= NEWEST_YEAR):
-                text = f"%r has the year %r; write a year from {OLDEST_YEAR} to {NEWEST_YEAR}"
-                impossible[row] = BadRecord(text, title, raw_year)
+                impossible[row] = BadRecord(
+                    "items.impossible-year",
+                    f"%r has the year %r; write a year from {OLDEST_YEAR} to {NEWEST_YEAR}",
+                    title,
+                    raw_year,
+                )
                 continue
             item_id = _read_id(record)
             name = normalise(add_display(title, record.get("display")))
             if (earlier := first.setdefault((name, year, item_id), row)) != row:
-                text = (
+                raise BadRecord(
+                    "items.repeated-item",
                     f"%r is already on {get_unit(path)} %s; remove one, give each an item_id, or name another column "
-                    "as title: --columns title=NAME"
+                    "as title: --columns title=NAME",
+                    title,
+                    earlier,
                 )
-                raise BadRecord(text, title, earlier)
             items[row] = {**record, "title": title, "year": year}
             if item_id is not None:
                 items[row]["item_id"] = record["item_id"] if isinstance(record["item_id"], int) else item_id
@@ -136,10 +142,13 @@ def _remove_undated(items: dict[int, dict[str, Any]]) -> dict[int, BadRecord]:
     if len(undated) in (0, len(items)):
         return {}
     num_dated = len(items) - len(undated)
-    problem = f"no year, but {num_dated:,} items have one; fill it in, or leave the year out of every item"
+    problem = BadRecord(
+        "items.missing-year",
+        f"no year, but {num_dated:,} items have one; fill it in, or leave the year out of every item",
+    )
     for row in undated:
         del items[row]
-    return dict.fromkeys(undated, BadRecord(problem))
+    return dict.fromkeys(undated, problem)
 
 
 def _apply_usual_names(
@@ -195,9 +204,12 @@ def _rename_columns(
 def _read_title(record: Mapping[str, Any]) -> str:
     title = record.get("title")
     if not isinstance(title, str) or not title.strip():
-        raise BadRecord("no title (the keys are %s); every item needs one", ", ".join(map(str, record)))
+        keys = ", ".join(map(str, record))
+        raise BadRecord("items.no-title", "no title (the keys are %s); every item needs one", keys)
     if "\n" in title.strip():
-        raise BadRecord("%r contains a line break, but lists have one item per line; remove it", title)
+        raise BadRecord(
+            "items.line-break", "%r contains a line break, but lists have one item per line; remove it", title
+        )
     return title.strip()
 
 
@@ -234,7 +246,11 @@ class ItemIds:
         """
         item = self._items_by_id.get(str(item_id)) if isinstance(item_id, str | int) else None
         if item is None:
-            raise BadRecord("holds the item_id %r, which is not in the catalog; write an id of the catalog", item_id)
+            raise BadRecord(
+                "cell.unknown-id",
+                "holds the item_id %r, which is not in the catalog; write an id of the catalog",
+                item_id,
+            )
         return item
 
     def read(self, text: str) -> Item | None:
@@ -246,13 +262,18 @@ class ItemIds:
         item = self._items_by_id.get(text)
         is_title = normalise(text) in self._titles
         if item and is_title and normalise(item.title) != normalise(text):
-            problem = 'holds %r, which is both an item_id and a title; write {"item_id": ...} or {"title": ...}'
-            raise BadRecord(problem, text)
+            raise BadRecord(
+                "cell.id-or-title",
+                'holds %r, which is both an item_id and a title; write {"item_id": ...} or {"title": ...}',
+                text,
+            )
         if item is None and not is_title and _mask(text) in self._patterns:
             raise BadRecord(
+                "cell.misspelt-id",
                 "holds %r, which looks like an item_id but is not in the catalog; correct it, or write "
-                '{"title": ...} if it is a title', text
-            )  # fmt: skip
+                '{"title": ...} if it is a title',
+                text,
+            )
         return item
 
 
@@ -267,9 +288,9 @@ def _read_id(record: Mapping[str, Any]) -> str | None:
     display = record.get("display")
     is_number = isinstance(item_id, float) and normalise_id(item_id) is not None
     if isinstance(item_id, bool) or not (is_number or isinstance(item_id, str | int | None)):
-        raise BadRecord("item_id is %r; write a string or an integer", item_id)
+        raise BadRecord("items.invalid-id", "item_id is %r; write a string or an integer", item_id)
     if isinstance(display, bool) or not isinstance(display, str | int | float | None) or "\n" in str(display):
-        raise BadRecord("display is %r; write a string without line breaks", display)
+        raise BadRecord("items.invalid-display", "display is %r; write a string without line breaks", display)
     return normalise_id(item_id) if is_number else None if item_id is None else str(item_id)
 
 
@@ -317,8 +338,10 @@ def _build_extra_columns(
             index = bisect_left(
                 range(1, len(values)), True, key=lambda count: _find_type_error(values[:count]) is not None
             )
-            text = f"column {name} mixes types here ({problem}); use one type for every item"
-            damage.add(path, rows[index], text, lost=0)
+            mixed = BadRecord(
+                "items.mixed-types", f"column {name} mixes types here ({problem}); use one type for every item"
+            )
+            damage.add(path, rows[index], mixed, lost=0)
     return columns, notes
 
 

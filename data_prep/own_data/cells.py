@@ -130,18 +130,28 @@ class ItemReader:
         title, year = _parse_title_and_year(entry)
         if not self.has_years:
             if year not in (None, ""):
-                raise BadRecord("holds %r with a year, but the catalog has no years; leave years out of both", entry)
+                raise BadRecord(
+                    "cell.unexpected-year",
+                    "holds %r with a year, but the catalog has no years; leave years out of both",
+                    entry,
+                )
             return self._resolve_edition(entry, Item(title, NO_YEAR))
         if isinstance(entry, str):
             item = parse_item(entry)
             if item is None:
-                raise BadRecord("holds %r, which is not `Title (1999)`; add the year as in the catalog", entry)
+                raise BadRecord(
+                    "cell.missing-year", "holds %r, which is not `Title (1999)`; add the year as in the catalog", entry
+                )
             self._check_rest(entry, item)
             title, year = item
         number = parse_year(year)
         if number is None or not OLDEST_YEAR <= number <= NEWEST_YEAR:
-            problem = f"holds %r: %r is not a year from {OLDEST_YEAR} to {NEWEST_YEAR}; correct it"
-            raise BadRecord(problem, entry, year)
+            raise BadRecord(
+                "cell.impossible-year",
+                f"holds %r: %r is not a year from {OLDEST_YEAR} to {NEWEST_YEAR}; correct it",
+                entry,
+                year,
+            )
         return self._resolve_edition(entry, Item(title, number))
 
     def _resolve_edition(self, entry: Any, item: Item) -> Item:
@@ -152,10 +162,13 @@ class ItemReader:
             return item
         if len(shown) > 1:
             names = ", ".join(format_item(*edition) for edition in shown)
-            problem = (
-                "holds %r, which matches %s items of the catalog (%s); write the item_id, or the title as shown here"
+            raise BadRecord(
+                "cell.ambiguous-item",
+                "holds %r, which matches %s items of the catalog (%s); write the item_id, or the title as shown here",
+                entry,
+                len(shown),
+                names,
             )
-            raise BadRecord(problem, entry, len(shown), names)
         return shown[0]
 
     def _read_entry_titles(self, entry: Any) -> list[str]:
@@ -176,9 +189,13 @@ class ItemReader:
     def _check_rest(self, entry: str, item: Item) -> None:
         rest = _text_after_year(entry, item)
         if _YEAR.search(rest):
-            raise BadRecord("holds %r, which has two years; write [title, year], one entry per item", entry)
+            raise BadRecord(
+                "cell.two-years", "holds %r, which has two years; write [title, year], one entry per item", entry
+            )
         if rest and (not _NOTE.match(rest) or self._is_title(rest.strip(_DECORATION))):
-            raise BadRecord("holds %r, where %r would be ignored; write [title, year]", entry, rest.strip())
+            raise BadRecord(
+                "cell.ignored-text", "holds %r, where %r would be ignored; write [title, year]", entry, rest.strip()
+            )
 
     def _find_by_id(self, entry: Any) -> Item | None:
         """Return the item if an entry is an id. Raises BadRecord if the catalog lacks the id."""
@@ -211,7 +228,7 @@ def _find_entries(cell: Any, lookup: CatalogLookup) -> list[Any]:
         return _find_entries_in_text(cell, lookup)
     if isinstance(cell, list | tuple | None):
         return _divide_entries(cell or [], lookup)
-    raise BadRecord("has the type %s; write a list of items", type(cell).__name__)
+    raise BadRecord("cell.not-a-list", "has the type %s; write a list of items", type(cell).__name__)
 
 
 def _find_entries_in_text(cell: str, lookup: CatalogLookup) -> list[Any]:
@@ -254,7 +271,9 @@ def _parse_list(text: str) -> list[Any] | None:
         value = _parse_json_or_python(text)
     except _NOT_A_LIST:
         if _OPENS_LIST.match(text):
-            raise BadRecord(f"holds %r, which begins like a list but is not one; {AS_LIST}", text) from None
+            raise BadRecord(
+                "cell.broken-list", f"holds %r, which begins like a list but is not one; {AS_LIST}", text
+            ) from None
         return None
     return list(value) if isinstance(value, list | tuple | set) else [value]
 
@@ -295,5 +314,7 @@ def _parse_title_and_year(entry: Any) -> tuple[str, Any]:
         title = entry.get("title")
         year = entry.get("year")
     if not isinstance(title, str) or not title.strip():
-        raise BadRecord('holds %r, which is not an item; write "Title (1999)" or [title, year]', entry)
+        raise BadRecord(
+            "cell.not-an-item", 'holds %r, which is not an item; write "Title (1999)" or [title, year]', entry
+        )
     return " ".join(title.split()), year

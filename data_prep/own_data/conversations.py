@@ -59,8 +59,12 @@ class UnreadColumns:
     def refuse(self, damage: Damage) -> None:
         """Add each column to `damage`, once per file; for --strict."""
         for (path, name), row in self.first_rows.items():
-            text = f"unknown key %r{_suggest_key(name)}; remove it, or drop --strict; keys are {', '.join(KEYS)}"
-            damage.add(path, row, BadRecord(text, name), lost=0)
+            problem = BadRecord(
+                "conversations.unknown-key",
+                f"unknown key %r{_suggest_key(name)}; remove it, or drop --strict; keys are {', '.join(KEYS)}",
+                name,
+            )
+            damage.add(path, row, problem, lost=0)
 
 
 def guess_form(path: Path, columns: Mapping[str, str]) -> str:
@@ -143,7 +147,11 @@ def _read_form(
     for candidate in _iter_candidates(form, name, records, reading, damage):
         path, row, _ = candidate.records[0]
         if form.find_dialogs and any((located.path, located.row) in near_damage for located in candidate.records):
-            damage.add(path, row, "an adjacent row cannot be read and may be one of its turns; fix that row")
+            problem = BadRecord(
+                "conversations.damaged-neighbour",
+                "an adjacent row cannot be read and may be one of its turns; fix that row",
+            )
+            damage.add(path, row, problem)
             continue
         with damage.of(path, row):
             record = _read_candidate(candidate, form, name, reading, unread)
@@ -233,7 +241,10 @@ def _read_own_values(records: Sequence[LocatedRecord], form: Form) -> dict[str, 
             earlier = values.setdefault(ours, value)
             if earlier != value and ours not in ("time", "id"):
                 raise BadRecord(
-                    "rows of one conversation have different values for %s (row %s); use one value", ours, row
+                    "conversations.different-values",
+                    "rows of one conversation have different values for %s (row %s); use one value",
+                    ours,
+                    row,
                 )
     return values
 
@@ -263,8 +274,12 @@ def _rename_columns(record: Record, columns: Mapping[str, str]) -> Record:
 
 
 def _describe_wrong_form(name: str, error: Exception) -> BadRecord:
-    text = f"is not in the format {name} (%s: %s); name the format: --format"
-    return BadRecord(text, type(error).__name__, error)
+    return BadRecord(
+        "conversations.wrong-format",
+        f"is not in the format {name} (%s: %s); name the format: --format",
+        type(error).__name__,
+        error,
+    )
 
 
 def _describe_unknown(path: Path, record: Record) -> str:

@@ -244,4 +244,9 @@ def _find_groupings(text: str, cuts: Sequence[int], is_item: TextPredicate) -> l
 
 
 def _two_readings_error(text: str, parts: Sequence[str]) -> BadRecord:
-    return BadRecord(f"holds %r, which can be one item or {len(parts)} (%s); {AS_LIST}", text, " | ".join(parts))
+    return BadRecord(
+        "cell.one-or-several-items",
+        f"holds %r, which can be one item or {len(parts)} (%s); {AS_LIST}",
+        text,
+        " | ".join(parts),
+    )

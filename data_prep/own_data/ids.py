@@ -5,8 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from convrec.data.damage import BadRecord
+
 LARGEST_EXACT_FLOAT = 2**53
-TRUNCATED_ID = "is %r: a spreadsheet dropped its last digits; export the column as text"
 _FLOAT = re.compile(r"(\d+)\.0+")  # 17.0: how pandas writes integers if the column has a missing value
 _BY_SPREADSHEET = re.compile(r"\d(?:[.,]\d+)?[eE]\+\d+")  # 1.21E+18
 
@@ -28,6 +29,20 @@ def normalise_id(value: Any) -> str | None:
     if match := _FLOAT.fullmatch(text):
         return match[1]
     return None if not text or _BY_SPREADSHEET.fullmatch(text) else text
+
+
+def make_truncated_id_error(value: Any, column: str = "") -> BadRecord:
+    """Make the error for an id that `normalise_id` refuses, although the cell is not blank.
+
+    Args:
+        value: the id.
+        column: its column, with which the message begins; "" if the caller names it.
+    """
+    problem = BadRecord(
+        "ids.dropped-digits", "is %r: a spreadsheet dropped its last digits; export the column as text", value
+    )
+    problem.column = column
+    return problem
 
 
 def normalise_ids(cells: pd.Series) -> pd.Series:

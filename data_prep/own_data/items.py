@@ -8,7 +8,7 @@ from convrec.base.errors import UserError
 from convrec.data.damage import BadRecord, Damage
 from convrec.data.records import Records
 from data_prep.own_data import NAMES
-from data_prep.own_data.ids import TRUNCATED_ID, normalise_id
+from data_prep.own_data.ids import make_truncated_id_error, normalise_id
 from data_prep.own_data.layouts import normalise_name, read_layout
 from data_prep.own_data.ratings import ROLES
 
@@ -77,7 +77,9 @@ def _find_id(record: Mapping[str, Any]) -> str:
 
 def _make_bad_record(id_column: str, record: Mapping[str, Any]) -> BadRecord:
     if id_column and record[id_column] not in (None, ""):
-        problem = BadRecord(TRUNCATED_ID, record[id_column])
-        problem.column = id_column
-        return problem
-    return BadRecord("no item id (the keys are %s); name its column: --item-columns item_id=THEIRS", ", ".join(record))
+        return make_truncated_id_error(record[id_column], id_column)
+    return BadRecord(
+        "ratings.no-item-id",
+        "no item id (the keys are %s); name its column: --item-columns item_id=THEIRS",
+        ", ".join(record),
+    )

@@ -83,7 +83,9 @@ def _read_table(path: Path, damage: Damage) -> Records:
             is_sequence = [match is not None and match["type"] == "token_seq" for match in matches]
             continue
         if len(cells) != len(header):
-            problem = BadRecord("%s cells for %s columns; separate them by tabs", len(cells), len(header))
+            problem = BadRecord(
+                "layout.wrong-width", "%s cells for %s columns; separate them by tabs", len(cells), len(header)
+            )
             damage.add(path, line, problem)
             continue
         columns = zip(header, cells, is_sequence, strict=True)
@@ -106,7 +108,9 @@ def _parse_python_dict(text: str) -> dict[str, Any]:
     try:
         value = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        raise BadRecord("not a Python dict, unlike the first line; write one object per line") from None
+        raise BadRecord(
+            "layout.not-a-dict", "not a Python dict, unlike the first line; write one object per line"
+        ) from None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise BadRecord("not a Python dict with strings as keys; write one object per line")
+        raise BadRecord("layout.other-keys", "not a Python dict with strings as keys; write one object per line")
     return value

@@ -20,7 +20,7 @@ from convrec.data.records import parquet_batches
 from convrec.data.spreadsheets import SPREADSHEETS
 from convrec.data.text_files import CUT_OFF, UTF8, detect_encoding, iter_lines, open_bytes
 from data_prep.own_data import NAMES
-from data_prep.own_data.ids import TRUNCATED_ID, normalise_ids
+from data_prep.own_data.ids import make_truncated_id_error, normalise_ids
 from data_prep.own_data.layouts import normalise_name, read_layout
 from data_prep.own_data.times import DateEvidence, DateOrder, read_both_orders, read_column
 
@@ -166,16 +166,17 @@ def _parse_ratings(cells: pd.Series) -> pd.Series:
 def _make_bad_record(role: str, cell: Any) -> BadRecord:
     """Explain why a cell cannot be read, and the fix."""
     if role == "time":
-        problem = BadRecord("is %r; correct it", cell)
+        problem = BadRecord("ratings.invalid-time", "is %r; correct it", cell)
         try:
             read_both_orders(cell)
         except BadRecord as reason:
             problem = reason
     elif role == "rating":
-        problem = BadRecord("is %r; write a number", cell)
+        problem = BadRecord("ratings.not-a-number", "is %r; write a number", cell)
+    elif cell is None or cell != cell or not str(cell).strip():
+        problem = BadRecord("ratings.blank-id", "is %r; fill it in", cell)
     else:
-        is_blank = cell is None or cell != cell or not str(cell).strip()
-        problem = BadRecord("is %r; fill it in" if is_blank else TRUNCATED_ID, cell)
+        problem = make_truncated_id_error(cell)
     problem.column = role
     return problem
 

@@ -21,7 +21,7 @@ from data_prep.own_data.cells import ItemReader
 from data_prep.own_data.forms.base import NAMES, TOOL, normalise_name
 from data_prep.own_data.forms.own import WANTED
 from data_prep.own_data.forms.sharegpt import TOOL_SPEAKERS
-from data_prep.own_data.ids import TRUNCATED_ID, normalise_id
+from data_prep.own_data.ids import make_truncated_id_error, normalise_id
 from data_prep.own_data.times import DateOrder, parse_time
 
 KEYS: tuple[str, ...] = ("conversation", "ground_truth", "seen", "demonstration", "exposure")
@@ -101,7 +101,7 @@ def read_row(
     """
     problems: list[BadRecord] = []
     if is_missing(record.get("ground_truth")) and is_missing(record.get("demonstration")):
-        problems.append(BadRecord(NO_GROUND_TRUTH + _suggest_column(record)))
+        problems.append(BadRecord("row.no-ground-truth", NO_GROUND_TRUTH + _suggest_column(record)))
     text = ""
 
     def read(column: str, parse: Callable[..., Any], default: Any = None) -> Any:
@@ -116,7 +116,7 @@ def read_row(
 
     with collected(problems):
         if "messages" in record and "conversation" in record:
-            raise BadRecord("both conversation and messages, which mean the same; keep one")
+            raise BadRecord("row.two-names", "both conversation and messages, which mean the same; keep one")
         turns = turns or read_turns(record.get("messages", record.get("conversation")), Counter())
         text = conversation_text(turns)
     truth = read("ground_truth", read_items, [])
@@ -174,7 +174,7 @@ def _suggest_column(record: Mapping[str, Any]) -> str:
 
 def _read_split(split: Any) -> str:
     if split not in SPLITS:
-        raise BadRecord("is %r; write train, validation or test", split)
+        raise BadRecord("row.unknown-split", "is %r; write train, validation or test", split)
     return split
 
 
@@ -188,20 +188,33 @@ def _read_demonstration(reader: ItemReader, num_items: int, cell: Any) -> list[I
     matcher = reader.matcher
     problems: list[BadRecord] = []
     if len(items) > num_items:
-        problem = "holds %s items, but the prompt asks for %s; shorten it, or raise --num-items"
-        problems.append(BadRecord(problem, len(items), num_items))
+        too_long = BadRecord(
+            "demonstration.too-long",
+            "holds %s items, but the prompt asks for %s; shorten it, or raise --num-items",
+            len(items),
+            num_items,
+        )
+        problems.append(too_long)
     first: dict[object, Item] = {}  # keyed as `Matcher.match` distinguishes items
     for item in items:
         row, key = matcher.identify_line(*item)
         earlier = first.setdefault(row if row >= 0 else (key, item.year), item)
         if earlier is not item:
             other = f", once written {format_item(*item)!r}" if item != earlier else ""
-            problems.append(BadRecord("holds %r twice%s; remove the duplicate", format_item(*earlier), other))
+            twice = BadRecord(
+                "demonstration.repeated-item", "holds %r twice%s; remove the duplicate", format_item(*earlier), other
+            )
+            problems.append(twice)
         again = reparse_item(item, matcher)
         if again is None or matcher.identify_line(*again) != (row, key):
             name = repr(format_item(*again)) if again else "no item"
-            problem = "holds %r, which as a line of a list is read as %s; remove it"
-            problems.append(BadRecord(problem, format_item(*item), name))
+            misread = BadRecord(
+                "demonstration.misread-item",
+                "holds %r, which as a line of a list is read as %s; remove it",
+                format_item(*item),
+                name,
+            )
+            problems.append(misread)
     if problems:
         raise BadRow(problems)
     return items
@@ -232,17 +245,17 @@ def read_turns(turns: Any, left_out: Counter[str]) -> list[Turn]:
         BadRow: With everything that is wrong with the turns.
     """
     if is_missing(turns):
-        raise BadRecord(f"no conversation; {TURNS}")
+        raise BadRecord("row.no-turns", f"no conversation; {TURNS}")
     parsed_turns: list[Turn] = []
     problems: list[BadRecord] = []
     if isinstance(turns, str):
         turns = _parse_turns(turns)
     if not isinstance(turns, list):
-        raise BadRecord("conversation has the type %s; " + TURNS, type(turns).__name__)
+        raise BadRecord("row.wrong-type", "conversation has the type %s; " + TURNS, type(turns).__name__)
     for index, turn in enumerate(turns):
         with collected(problems):
             if not isinstance(turn, dict) or "role" not in turn or "content" not in turn:
-                raise BadRecord("turn %s of the conversation is not {role, content}; " + TURNS, index)
+                raise BadRecord("row.not-a-turn", "turn %s of the conversation is not {role, content}; " + TURNS, index)
             role = turn["role"]
             content = _join_texts(turn["content"], index, left_out)
             if _is_tool_turn(turn, content):
@@ -254,7 +267,7 @@ def read_turns(turns: Any, left_out: Counter[str]) -> list[Turn]:
     if problems:
         raise BadRow(problems)
     if not parsed_turns:
-        raise BadRecord(f"no turn of the user; {TURNS}")
+        raise BadRecord("row.no-user", f"no turn of the user; {TURNS}")
     return parsed_turns
 
 
@@ -271,7 +284,8 @@ def _parse_turns(text: str) -> list[Any]:
     turns = parse_turns(_clean(text))
     if not turns:
         raise BadRecord(
-            "the conversation does not begin with `USER: ` or `SYSTEM: `; begin every turn with one of them"
+            "row.no-speaker",
+            "the conversation does not begin with `USER: ` or `SYSTEM: `; begin every turn with one of them",
         )
     return turns
 
@@ -287,7 +301,7 @@ def _is_tool_turn(turn: Mapping[str, Any], content: str) -> bool:
 def _clean(text: str) -> str:
     """Unify line breaks and decode HTML entities. Raises BadRecord for a NUL character."""
     if "\0" in text:
-        raise BadRecord("contains a NUL character; remove it")
+        raise BadRecord("row.nul-character", "contains a NUL character; remove it")
     return decode_marks(_LINE_BREAK.sub("\n", text))
 
 
@@ -301,7 +315,10 @@ def conversation_text(turns: Sequence[Turn]) -> str:
         BadRecord: the last turn is not the user's.
     """
     if turns[-1].role != "user":
-        raise BadRecord("the last turn is not the user's, but a list must answer the user; end with a turn of the user")
+        raise BadRecord(
+            "row.last-turn",
+            "the last turn is not the user's, but a list must answer the user; end with a turn of the user",
+        )
     return "".join(f"{SPEAKERS[turn.role]}: {turn.content}\n" for turn in turns)
 
 
@@ -313,7 +330,12 @@ def _join_texts(content: Any, index: int, left_out: Counter[str]) -> str:
         left_out["images and other content without text"] += len(content) - len(texts) if texts else 0
         content = "\n".join(texts)
     if not isinstance(content, str | None):
-        raise BadRecord("the content of turn %s has the type %s; write a string", index, type(content).__name__)
+        raise BadRecord(
+            "row.content-type",
+            "the content of turn %s has the type %s; write a string",
+            index,
+            type(content).__name__,
+        )
     return _clean(content or "").strip()
 
 
@@ -323,32 +345,45 @@ def _is_block(part: Any) -> bool:
 
 def _read_turn(role: Any, content: str, index: int, items: Any) -> Turn:
     if role in INSTRUCTIONS:
-        problem = (
+        raise BadRecord(
+            "row.instruction",
             "turn %s has the role %r, which is an instruction to a model, not a turn of the user or recommender; "
-            "write assistant for the recommender, or remove the turn"
+            "write assistant for the recommender, or remove the turn",
+            index,
+            role,
         )
-        raise BadRecord(problem, index, role)
     if role not in tuple(SPEAKERS):  # a tuple also accepts unhashable values
-        raise BadRecord("turn %s has the role %r; write user, or assistant for the recommender", index, role)
+        raise BadRecord(
+            "row.unknown-role",
+            "turn %s has the role %r; write user, or assistant for the recommender",
+            index,
+            role,
+        )
     if not content:
-        raise BadRecord("turn %s has no text; remove it", index)
+        raise BadRecord("row.empty-turn", "turn %s has no text; remove it", index)
     another = TURN.search(content, 1)
     if another:
-        problem = (
-            "turn %s has a line that begins with %r and would start another turn; split the turn or change the line"
+        raise BadRecord(
+            "row.two-turns-in-one",
+            "turn %s has a line that begins with %r and would start another turn; split the turn or change the line",
+            index,
+            another[0].strip(),
         )
-        raise BadRecord(problem, index, another[0].strip())
     marker = TEMPLATE_MARKER.search(content)
     if marker:
-        problem = "turn %s contains %r, a marker of a chat template; give the messages as they were before templating"
-        raise BadRecord(problem, index, marker[0].strip())
+        raise BadRecord(
+            "row.template-marker",
+            "turn %s contains %r, a marker of a chat template; give the messages as they were before templating",
+            index,
+            marker[0].strip(),
+        )
     return Turn(role, content, items)
 
 
 def _read_name(value: Any) -> str:
     name = None if isinstance(value, bool) or not isinstance(value, str | int | float) else normalise_id(value)
     if name is None and isinstance(value, str | float) and str(value).strip():
-        raise BadRecord(TRUNCATED_ID, value)
+        raise make_truncated_id_error(value)
     if name is None:
-        raise BadRecord("is %r; write a string or a number, or leave it out", value)
+        raise BadRecord("row.invalid-id", "is %r; write a string or a number, or leave it out", value)
     return name

@@ -120,7 +120,7 @@ class Source:
         if path not in self.options.split_of_file:
             return
         if "split" in record:
-            raise BadRecord("has its own split; remove it, or drop --split")
+            raise BadRecord("conversations.own-split", "has its own split; remove it, or drop --split")
         record["split"] = self.options.split_of_file[path]
 
     def _find_date_order(self, path: Path, value: Any) -> DateOrder | None:
@@ -191,9 +191,11 @@ class Source:
         num_known = sum(self.reader.knows(format_item(*item)) for item in items)
         if 2 * num_known <= len(items):  # `Try Heat (1995)` is also a line with a title and a year
             raise BadRecord(
+                "conversations.last-turn-not-a-list",
                 "the recommender's last turn, %r, is not a list of items; --truth from-next-turns uses the titles that "
-                "turns name as ground truth", answer
-            )  # fmt: skip
+                "turns name as ground truth",
+                answer,
+            )
         return [list(item) if self.reader.has_years else [item.title] for item in items]
 
     def describe_emptiness(self) -> str:

@@ -178,10 +178,10 @@ def select_splittable(keys: Sequence[SplitKey], rule: SplitRule, damage: Damage)
     """
     if any(key.split is not None for key in keys):
         field = "split"
-        problem = "no split, but other rows have one; add it to every row"
+        problem = BadRecord("splits.no-split", "no split, but other rows have one; add it to every row")
     elif any(rule) and (rule.validation_from or rule.test_from or any(key.time is not None for key in keys)):
         field = "time"
-        problem = "no time, which splitting by time needs in every row; add it"
+        problem = BadRecord("splits.no-time", "no time, which splitting by time needs in every row; add it")
     else:
         return list(keys)
     for key in keys:

@@ -110,7 +110,7 @@ def parse_time(value: Any, order: DateOrder | None = None) -> float:
     if order is DateOrder.MONTH_FIRST and reading.month_first is not None:
         return reading.month_first
     if order is not None:
-        raise BadRecord(f"is %r, but the file's dates have the {order.value}; {USUAL_FORMS}", value)
+        raise BadRecord("time.other-order", f"is %r, but the file's dates have the {order.value}; {USUAL_FORMS}", value)
     if reading.is_ambiguous:
         raise _make_ambiguity_error(str(value), reading)
     seconds = reading.month_first if reading.day_first is None else reading.day_first
@@ -139,7 +139,7 @@ def read_both_orders(value: Any) -> DateReading:
     elif isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
         seconds = _read_number(value)
     else:
-        raise BadRecord(f"has the type %s; {USUAL_FORMS}", type(value).__name__)
+        raise BadRecord("time.wrong-type", f"has the type %s; {USUAL_FORMS}", type(value).__name__)
     return DateReading(seconds, seconds)
 
 
@@ -163,11 +163,13 @@ def _read_text(text: str) -> DateReading:
         seconds = _read_number(float(text) if "." in text else int(text))
         return DateReading(seconds, seconds)
     if _BY_SPREADSHEET.fullmatch(text):
-        raise BadRecord("is %r: a spreadsheet dropped its last digits; export the column as text", text)
+        raise BadRecord(
+            "time.dropped-digits", "is %r: a spreadsheet dropped its last digits; export the column as text", text
+        )
     moment = _read_rare_iso(text)
     if moment is not None:
         return DateReading(_to_timestamp(moment), _to_timestamp(moment))
-    raise BadRecord(f"is %r; {USUAL_FORMS}", text)
+    raise BadRecord("time.not-a-time", f"is %r; {USUAL_FORMS}", text)
 
 
 def _read_rare_iso(text: str) -> datetime | None:
@@ -190,6 +192,7 @@ def _read_number(value: Any) -> float:
         if seconds is not None:
             return seconds
     raise BadRecord(
+        "time.number-out-of-range",
         "is %r; numbers are seconds, milli-, micro- or nanoseconds since 1970, from 1973 on, or like 20221031; write "
         'other dates as text: "2022-10-31"',
         value,
@@ -237,7 +240,11 @@ def _to_timestamp(moment: datetime) -> float:
 
 def _make_ambiguity_error(text: str, reading: DateReading) -> BadRecord:
     days = [f"{datetime.fromtimestamp(seconds, UTC):%-d %B}" for seconds in reading if seconds is not None]
-    return BadRecord(f"is %r: {days[0]} or {days[1]}? No date of the file decides; write 2021-12-31", text)
+    return BadRecord(
+        "time.ambiguous-date",
+        f"is %r: {days[0]} or {days[1]}? No date of the file decides; write 2021-12-31",
+        text,
+    )
 
 
 @dataclass
@@ -283,8 +290,14 @@ class DateEvidence:
         if self.day_first and self.month_first:
             day_row, day_text = self.day_first
             month_row, month_text = self.month_first
-            problem = "is %r in row %s (day first), but %r in row %s (month first); write all dates like 2021-12-31"
-            raise BadRecord(problem, day_text, day_row, month_text, month_row)
+            raise BadRecord(
+                "time.both-orders",
+                "is %r in row %s (day first), but %r in row %s (month first); write all dates like 2021-12-31",
+                day_text,
+                day_row,
+                month_text,
+                month_row,
+            )
         if self.day_first:
             return DateOrder.DAY_FIRST
         if self.month_first:

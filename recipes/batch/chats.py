@@ -71,7 +71,10 @@ def read_chats(path: Path, unread: set[str] | None = None, columns: pa.Schema | 
 def _read(row: int, record: Mapping[str, Any], columns: pa.Schema | None) -> Chat:
     conversation = _get_alias_value(record, CONVERSATION)
     if conversation is None:
-        raise BadRecord("no conversation; write it under conversation or messages (docs/how-to/recommend-file.md)")
+        raise BadRecord(
+            "recommend.no-conversation",
+            "no conversation; write it under conversation or messages (docs/how-to/recommend-file.md)",
+        )
     try:
         text = conversation_text(_strip_instruction(conversation))
         where = record.get("where")
@@ -79,9 +82,9 @@ def _read(row: int, record: Mapping[str, Any], columns: pa.Schema | None) -> Cha
         if columns is not None and where is not None:
             find_items(where, columns, (), lambda _, kind: pa.array([], kind))
     except json.JSONDecodeError as error:
-        raise BadRecord("where is not JSON (%s)", error) from None
+        raise BadRecord("recommend.invalid-json", "where is not JSON (%s)", error) from None
     except UserError as error:
-        raise BadRecord(str(error)) from None
+        raise BadRecord(error.code, str(error)) from None
     name = next((record[key] for key in NAME if record.get(key) is not None), None)
     allow = _read_names(record.get("allow"), "allow") if record.get("allow") is not None else None
     seen = _read_names(_get_alias_value(record, SEEN), "seen")
@@ -104,7 +107,7 @@ def _strip_instruction(conversation: Any) -> Any:
 def _get_alias_value(record: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     present = [key for key in keys if record.get(key) is not None]
     if len(present) > 1:
-        raise BadRecord(f"both {present[0]} and {present[1]}, which mean the same; keep one")
+        raise BadRecord("recommend.two-names", f"both {present[0]} and {present[1]}, which mean the same; keep one")
     return record[present[0]] if present else None
 
 
@@ -120,5 +123,5 @@ def _read_names(value: Any, key: str) -> list[str | int]:
     if not isinstance(entries, list) or any(
         isinstance(entry, bool) or not isinstance(entry, str | int) for entry in entries
     ):
-        raise BadRecord(f"{key} is %r; write a list of item ids or of `Title (Year)`", value)
+        raise BadRecord("recommend.not-a-list", f"{key} is %r; write a list of item ids or of `Title (Year)`", value)
     return list(entries)

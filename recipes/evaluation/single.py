@@ -284,9 +284,9 @@ def write_results(
         else:
             file.unlink(missing_ok=True)  # metrics.json no longer describes an earlier evaluation's rows
     damaged = [
-        {"file": evaluation.settings[name], "row": row, "reason": reason}
+        {"file": evaluation.settings[name], "row": row, "code": problem.code, "reason": str(problem)}
         for name, rows in (("data", split.damaged), ("train", evaluation.data.train.damaged))
-        for row, reason in rows.items()
+        for row, problem in rows.items()
     ]
     (out / REPORT).unlink(missing_ok=True)
     if damaged:

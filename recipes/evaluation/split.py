@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from convrec.base.errors import UserError
-from convrec.data.damage import REPORT, Damage, counted
+from convrec.data.damage import REPORT, BadRecord, Damage, counted
 from convrec.data.schema import RL_SCHEMA, TRUTH, get_truth
 from convrec.data.validation import inspect_table
 from convrec.inference.prompts import prompt_id
@@ -43,7 +43,7 @@ class Split:
     catalog: Catalog
     matcher: Matcher
     warnings: list[str]
-    damaged: Mapping[int, str]
+    damaged: Mapping[int, BadRecord]
 
     @property
     def prompts(self) -> dict[str, list[dict[str, str]]]:
@@ -124,14 +124,14 @@ class Rows(NamedTuple):
 
     Attributes:
         rows: their contents.
-        damaged: number of each damaged row -> reason.
+        damaged: number of each damaged row -> its first problem.
         warnings: about the file.
         ratings: users and catalog rows of all training ratings, of which the rows hold only a part
             (`read_train_ratings`); None unless the file is the training split of `convrec data ratings`.
     """
 
     rows: list[dict[str, Any]]
-    damaged: dict[int, str]
+    damaged: dict[int, BadRecord]
     warnings: list[str]
     ratings: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -163,7 +163,7 @@ def read_rows(path: str | Path, catalog: Catalog, skip_damaged: float | None, sc
     if scored:
         _find_repeated_ids(path, rows, damage)
         _find_years(path, rows, catalog, damage)
-    damaged = {row: str(finding.problem) for (_, row), finding in sorted(damage.rows().items())}
+    damaged = {row: finding.problem for (_, row), finding in sorted(damage.rows().items())}
     damage.check([path], report.rows - len(damaged))
     lines = [f"{path}: {len(damaged):,} damaged rows left out, named in {REPORT}:", *counted(damage.counts())]
     warnings = report.warnings + (["\n".join(lines)] if damaged else [])
@@ -176,7 +176,7 @@ def _find_repeated_ids(path: Path, rows: Mapping[int, Mapping[str, Any]], damage
     for row in repeated:
         name = rows[repeated[0]]["sample_id"]
         problem = f"`sample_id` is that of an earlier row (row {first[name]}, {name!r}); give each row its own"
-        damage.add(path, row, problem)
+        damage.add(path, row, BadRecord("evaluation.repeated-id", problem))
 
 
 def _find_years(path: Path, rows: Mapping[int, Mapping[str, Any]], catalog: Catalog, damage: Damage) -> None:
@@ -187,8 +187,11 @@ def _find_years(path: Path, rows: Mapping[int, Mapping[str, Any]], catalog: Cata
         if catalog.normalise_year(year) is None
     }
     for row in wrong:
-        problem = f"a ground-truth year is not a whole number such as 1999 ({next(iter(wrong.values()))})"
-        damage.add(path, row, f"{problem}; write the year, or drop the title")
+        problem = (
+            f"a ground-truth year is not a whole number such as 1999 ({next(iter(wrong.values()))}); write the year, "
+            "or drop the title"
+        )
+        damage.add(path, row, BadRecord("evaluation.invalid-year", problem))
 
 
 def _foreign_catalog(

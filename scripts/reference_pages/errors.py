@@ -24,5 +24,8 @@ Bad input ends a command with exit status 2 and one line: `error: MESSAGE [CODE]
 message is reworded. In Python, `str(error)` is the message and `error.code` the code. Braces stand for values of the
 run.
 
+Damaged rows of a file are reported together, as `data.damaged-rows`. Each line of that error names the file, the row,
+what is wrong and the code of that problem; with `--skip-damaged`, `damaged.jsonl` has it under `code`.
+
 {table(("code", "message"), rows)}
 """

@@ -288,7 +288,8 @@ def test_damaged_rows_are_left_out_listed_and_counted(files, tmp_path, capsys):
     first, *others = map(json.loads, (inputs["out"] / "damaged.jsonl").read_text().splitlines())
     assert (first["file"], first["line"]) == (items, 21)
     reason = "time is 'day %s'; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970"
-    assert others == [{"file": dialogues, "line": n, "reason": reason % day} for n, day in ((4, 1), (40, 2))]
+    problem = {"file": dialogues, "code": "time.not-a-time"}
+    assert others == [problem | {"line": n, "reason": reason % day} for n, day in ((4, 1), (40, 2))]
     printed = capsys.readouterr().out
     assert "3 damaged rows left out, named in damaged.jsonl:" in printed
     assert "       2: time is ...; write 2022-10-31, 2022-10-31T18:05:00Z or seconds since 1970" in printed
@@ -315,7 +316,7 @@ def test_rows_lacking_a_time_or_split_others_have_are_damage(converted):
         out, _ = converted(rows, rule=rule, skip_damaged=0.05, overwrite=True)
         assert len(read(out, split)) == 20
         (entry,) = map(json.loads, (out / "damaged.jsonl").read_text().splitlines())
-        assert (entry["line"], entry["reason"][:7]) == (21, "no time" if "time" in options else "no spli")
+        assert (entry["line"], entry["code"]) == (21, "splits.no-time" if "time" in options else "splits.no-split")
 
 
 def test_what_spoils_a_whole_file_is_never_left_out(files):

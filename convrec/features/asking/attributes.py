@@ -62,7 +62,16 @@ class Attributes:
     def find_most_uncertain(
         self, names: Sequence[str], rows: Sequence[int], preferences: Mapping[str, Sequence[str]]
     ) -> str:
-        """Return the attribute whose labels have the highest entropy over the rows that match the preferences best."""
+        """Return the attribute about which a question tells most, given what the user has named.
+
+        That is the one whose labels have the highest entropy over the rows with the most preferred labels; the first of
+        `names` on a tie.
+
+        Args:
+            names: the attributes to choose from, at least one.
+            rows: catalog rows that may be recommended.
+            preferences: attribute -> the labels that the user named.
+        """
         from scipy.stats import entropy  # the import takes two seconds
 
         matches = [self._count_matches(row, preferences) for row in rows]

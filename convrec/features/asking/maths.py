@@ -79,6 +79,9 @@ def assign_questions(
         own_BT: whether the model wrote the token.
         turns: the batch's turns.
         question_advantages_B: from `question_advantages`.
+
+    Returns:
+        New units and advantages, both (B, T); other rows are unchanged.
     """
     is_question_B1 = turns.is_question_B[:, None]
     unit_ids_BT = unit_ids_BT.where(~is_question_B1, own_BT.long() - 1)

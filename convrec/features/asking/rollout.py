@@ -79,15 +79,32 @@ class Dialogues(RolloutFeature):
             question.output.extra_fields[TURN]["asked"] = end.output.extra_fields[TURN]["asked"]
 
     def open_questions(self, sample: dict[str, Any], turn: int, asked: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the sample of a turn (from 0) with the questions that the constraint allows in it.
+        """Name the questions that the constraint allows in a turn.
 
         No question may be asked twice, and none in the last turn.
+
+        Args:
+            sample: the columns of the prompt's row.
+            turn: the turn, from 0.
+            asked: the attributes of earlier questions.
+
+        Returns:
+            A copy of the sample with OPEN: -1 - q for each question q that may be asked.
         """
         names = self.attributes.names if turn < self.max_turns - 1 else ()
         return sample | {OPEN: [-1 - place for place, name in enumerate(names) if name not in asked]}
 
     def next_turn(self, response: SampledResponse, prompt: Prompt, turn: int) -> Prompt | None:
-        """Parse a response and record its turn. Return the prompt that follows a question; None after a list."""
+        """Parse a response, record its turn in its `extra_fields`, and make the prompt of the next turn.
+
+        Args:
+            response: the response to `prompt`.
+            prompt: the prompt of this turn.
+            turn: this turn, from 0.
+
+        Returns:
+            The prompt that follows a question, with the user's answer; None after a list.
+        """
         sample = response.sample
         text = self.tokenizer.decode(response.output.response_ids, skip_special_tokens=True)
         read = read_turn(text, self.attributes.names, turn < self.max_turns - 1, self.delimiter)

@@ -81,7 +81,15 @@ class RuleUser:
         return self.attributes.shared(question.attribute, question.wanted)
 
     def word_answer(self, question: Asked, labels: Sequence[str]) -> str:
-        """Return a sentence with these labels, in a random wording that names no relevant title."""
+        """Return a sentence with these labels, in a random wording that names no relevant title.
+
+        Args:
+            question: the question to answer.
+            labels: what the answer names; those that resemble a relevant title are left out.
+
+        Returns:
+            The sentence. It says that anything is fine if no label is left; "..." if every wording names a title.
+        """
         labels = [label for label in labels if not self.resembles_title(label, question.wanted)]
         half = slice(int(self.evaluation), None, 2)
         random = draw(self.seed, question.key, question.attribute)

@@ -185,7 +185,15 @@ class CatalogTrie:
         return max(int(tokens), *map(len, self.questions), 0)
 
     def most_items(self, most: int, max_tokens: int) -> int:
-        """Return the largest number of items, at most `most`, for which every list fits in `max_tokens`."""
+        """Find how many items a list may have so that every such list fits in a token limit.
+
+        Args:
+            most: the most items to return.
+            max_tokens: the limit, with the end of the sequence.
+
+        Returns:
+            The largest number of items; 0 if one item may not fit.
+        """
         return bisect_right(range(1, most + 1), max_tokens, key=self.longest_list)
 
 
@@ -214,7 +222,12 @@ def make_trie(lines: LineTokens, rows: Rows, items: Rows, left_out: Rows, eos: i
 
 
 def select_lines(trie: CatalogTrie, keep_W: npt.NDArray[np.bool_]) -> CatalogTrie:
-    """Return the trie of the selected lines only."""
+    """Return the trie of the selected lines only, with all questions.
+
+    Args:
+        trie: the trie of W lines.
+        keep_W: True for the lines to keep.
+    """
     lengths_S = np.diff(trie.ends_S, prepend=0)
     keep_S = np.tile(keep_W, trie.num_forms)
     return replace(
@@ -231,6 +244,10 @@ def join_lines(first: CatalogTrie, second: CatalogTrie) -> CatalogTrie:
 
     The caller numbers the second's rows after the first's. Both must use the same tokenizer, so that their lines have
     the same forms.
+
+    Args:
+        first: the trie whose questions the result has.
+        second: the trie of the further lines.
     """
     both = (first, second)
     lengths = [trie.count_tokens_by_form() for trie in both]
@@ -259,7 +276,12 @@ def find_excluded_items(matcher: Matcher, seen: Iterable[str]) -> list[int]:
 
 
 def count_items_left(trie: CatalogTrie, excluded: Iterable[int]) -> int:
-    """Count the items that a list may contain if these are excluded."""
+    """Count the items that a list may contain if some are excluded.
+
+    Args:
+        trie: the lines.
+        excluded: the excluded items, each once, as their first rows; items without a line count nothing.
+    """
     return trie.num_items - sum(bool(trie.find_lines(item)) for item in excluded)
 
 
@@ -290,7 +312,13 @@ def check_length(
 
 
 def describe_left_out_rows(trie: CatalogTrie, catalog: Catalog, catalog_file: str | Path) -> list[str]:
-    """Return a warning if some rows of the catalog are in no list."""
+    """Return a warning if some rows of the catalog are in no list, else no sentence.
+
+    Args:
+        trie: the lines.
+        catalog: the catalog that the trie was built from.
+        catalog_file: its file, for the warning.
+    """
     if not len(trie.left_out):
         return []
     row = int(trie.left_out[0])

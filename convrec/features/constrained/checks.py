@@ -46,7 +46,14 @@ def check(run: Run[RankGRPOConfig], catalog: Catalog) -> list[str]:
 
 
 def use_trie(run: Run[RankGRPOConfig]) -> None:
-    """Cache the catalog's trie next to the catalog, or in the run folder, and make the rollout use it."""
+    """Cache the catalog's trie next to the catalog, or in the run folder, and make the rollout use it.
+
+    Args:
+        run: a run with constrained lists; its verl config gets the processor and the trie's file.
+
+    Raises:
+        UserError: see `build_catalog_trie`.
+    """
     from convrec.features.constrained.vllm_lists import PROCESSOR, TRIE  # imports torch
 
     matcher = make_matcher(load_catalog(run.settings.catalog_file), run.settings)

@@ -72,7 +72,12 @@ class ChoiceReader:
 
 
 def joined(choices: Sequence[Choices], starts: Sequence[int]) -> Choices:
-    """Concatenate choices; the positions of each are shifted by its start."""
+    """Concatenate the choices of several responses.
+
+    Args:
+        choices: the choices of each response.
+        starts: for each response, what to add to its positions.
+    """
     parts = [NONE, *choices]
     starts = [0, *starts]
     counts = np.array([len(part.place_F) for part in parts])

@@ -50,6 +50,11 @@ class LineTokens:
 def encode_lines(tokenizer: Any, lines: Sequence[str], delimiter: str) -> LineTokens:
     """Encode each line in every position that it can have in a list.
 
+    Args:
+        tokenizer: the policy's fast tokenizer; its truncation and padding are turned off.
+        lines: the lines, without delimiters.
+        delimiter: what is between two lines.
+
     Raises:
         UserError: the tokenizer is a slow one, or a list's tokens differ from those of its lines, concatenated: the
             model would then never have seen lists as the trie writes them.
@@ -102,7 +107,7 @@ def _check_lists(tokenizer: Any, encode: Encode, lines: Sequence[str], tokens: L
     top = tokens.inner if tokens.first is None else tokens.first
     for start in range(0, len(lines), LINES_PER_CHECK * 256):  # memory: not all lists of a large catalog at once
         firsts = range(start, min(start + LINES_PER_CHECK * 256, len(lines)), LINES_PER_CHECK)
-        # one more line, so that the first line of the next slice is also checked after another
+        # A slice has one more line, so that the first line of the next slice is also checked after another.
         slices = [slice(index, index + LINES_PER_CHECK + 1) for index in firsts]
         for part, written in zip(slices, encode([delimiter.join(lines[part]) for part in slices]), strict=True):
             if len(lines[part]) == 1:

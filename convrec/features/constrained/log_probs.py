@@ -207,7 +207,7 @@ def _compute_matrix_log_probs(
     words_C = torch.from_numpy(matrix.words_C).to(device)
     column_F = torch.from_numpy(matrix.column_F).to(device)
     closed = tuple(torch.from_numpy(array).to(device) for array in matrix.closed)
-    # float32, like the pairs: a choice's log-prob must not depend on how many others its micro-batch has at the node
+    # Logits are float32, as for pairs: a choice's log-prob must not depend on how many others are at the node.
     dtype = torch.promote_types(hidden_FD.dtype, torch.float32)
     rows_FD = hidden_FD[matrix.start : matrix.stop].to(dtype)
     weight_CD = weight_WD.index_select(0, words_C).to(dtype)

@@ -45,7 +45,7 @@ class TrieMask:
         self._sequence_L = trie.sequence_L
         self._token_L = torch.from_numpy(trie.token_L).to(device)
         self._num_words = int(trie.token_L.max()) + 1
-        # parent and token of each node as one number; nodes are numbered so that these numbers ascend
+        # Parent and token of each node are one number, which ascends because nodes are numbered by parent, then token.
         self._edge_L = trie.parent_L.astype(np.int64) * self._num_words + trie.token_L
 
     def find_children(self, node_B: Int64s, token_B: Int64s) -> Int64s:
@@ -73,6 +73,9 @@ class TrieMask:
             rows_B: rows with a list, at least one; other rows are not changed.
             node_B: the node that each list has reached.
             closed: index into `rows_B` -> the node's closed children.
+
+        Returns:
+            The same tensor.
         """
         counts_B = self.count_children(node_B)
         ends_B = counts_B.cumsum()
@@ -175,7 +178,16 @@ class OpenLists:
         raise ValueError(f"token {token} is not allowed after {num_items} items (node {self._node_K[key]})")
 
     def mask(self, logits_BV: torch.Tensor, rows_B: Int64s, keys_B: Int64s) -> torch.Tensor:
-        """Mask the rows of these lists in place; other rows are not changed."""
+        """Mask the rows of these lists in place; other rows are not changed.
+
+        Args:
+            logits_BV: logits of a step. A token that the list must not take gets -inf.
+            rows_B: the row of each list.
+            keys_B: the key of each list.
+
+        Returns:
+            The same tensor.
+        """
         for mask, places in self._group_by_mask(keys_B):
             keys = keys_B[places]
             node = self._node_K[keys]
@@ -221,7 +233,18 @@ class ListWriter:
         return catalog, TrieMask(catalog, self.device)
 
     def begin(self, extra_args: Mapping[str, Any] | None) -> OpenList | None:
-        """Begin the list of a request; return None for a request that is not constrained."""
+        """Begin the list of a request.
+
+        Args:
+            extra_args: those of the request's sampling parameters.
+
+        Returns:
+            The list; None for a request that is not constrained. If the trie that the request names cannot be read,
+            an error is logged and the list is empty.
+
+        Raises:
+            ValueError: an argument is invalid.
+        """
         arguments = read_arguments(extra_args)
         if arguments is None:
             return None

@@ -37,7 +37,15 @@ class PromptRepair(RolloutFeature):
         await asyncio.gather(*(self.repair_prompt(lists, score) for lists in lists_by_prompt.values()))
 
     async def repair_prompt(self, responses: Sequence[SampledResponse], score: Scorer) -> None:
-        """If none of a prompt's responses hits, put a relevant title into one of them and score it again."""
+        """If none of a prompt's responses hits, put a relevant title into one of them and score it again.
+
+        Args:
+            responses: all scored lists of one prompt, of which at most one is changed in place.
+            score: scores the responses passed to it.
+
+        Raises:
+            RuntimeError: the reward function counts no hit at the rank that got a relevant title.
+        """
         if any(any(response.info["relevance"]) for response in responses):
             return
         sample = responses[0].sample

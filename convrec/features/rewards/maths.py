@@ -44,6 +44,13 @@ def part_metrics(
 
     NAME/return is the mean over responses and ranks; NAME/signal the share of (group, rank) pairs whose returns are not
     all equal; NAME/advantage the mean |weight x advantage of the part alone|.
+
+    Args:
+        names: the P parts.
+        returns_PBK: the returns of each part.
+        advantages_PBK: from `part_advantages`, for the same rows.
+        uid: the group of each sequence.
+        prefix: prefix of the metrics' names.
     """
     metrics = {}
     for name, returns_BK, advantages_BK in zip(names, returns_PBK, advantages_PBK, strict=True):

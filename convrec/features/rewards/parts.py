@@ -104,12 +104,26 @@ class RewardParts:
 
 
 def combined(returns: Mapping[str, Sequence[float]], weights: Mapping[str, float], num_ranks: int) -> list[float]:
-    """Return the weighted sum of the parts at each rank; a single part of weight 1 stays exactly as it is."""
+    """Return the weighted sum of the parts at each rank; a single part of weight 1 stays exactly as it is.
+
+    Args:
+        returns: part -> N returns, for every part that has a weight.
+        weights: part -> weight.
+        num_ranks: N.
+    """
     return [sum(weight * returns[name][rank] for name, weight in weights.items()) for rank in range(num_ranks)]
 
 
 def read_numbers(path: str | Path, column: str, part: str) -> list[float]:
     """Read a numeric column of a parquet catalog for a part.
+
+    Args:
+        path: the catalog's file.
+        column: the column to read.
+        part: the part that needs it, for error messages.
+
+    Returns:
+        A number for each row.
 
     Raises:
         UserError: the column is missing or not numeric, or a value is not finite.
@@ -125,7 +139,15 @@ def read_numbers(path: str | Path, column: str, part: str) -> list[float]:
 
 
 def read_labels(path: str | Path, column: str, part: str) -> list[frozenset[str]]:
-    """Read a column of texts, or of lists of texts, of a parquet catalog for a part, in the form of `Catalog.genres`.
+    """Read a column of texts, or of lists of texts, of a parquet catalog for a part.
+
+    Args:
+        path: the catalog's file.
+        column: the column to read.
+        part: the part that needs it, for error messages.
+
+    Returns:
+        The labels of each row, in the form of `Catalog.genres`; an empty set for a row without any.
 
     Raises:
         UserError: the column is missing, holds no texts, or is empty for every item.

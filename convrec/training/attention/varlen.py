@@ -16,7 +16,17 @@ NAME = "varlen"
 
 
 def find_sequence_starts(position_ids_1T: torch.Tensor) -> torch.Tensor:
-    """Return the first position of each packed sequence, where the position id is 0, and T: (S + 1,) int32."""
+    """Find where packed sequences begin: at position ids of 0.
+
+    Args:
+        position_ids_1T: position ids of the packed row.
+
+    Returns:
+        The first position of each sequence, and T: (S + 1,) int32.
+
+    Raises:
+        ValueError: the row does not begin with a position id of 0.
+    """
     positions_T = position_ids_1T.reshape(-1)
     starts = (positions_T == 0).nonzero().view(-1).to(torch.int32)
     if not len(starts) or starts[0] != 0:
@@ -70,7 +80,7 @@ def varlen_attention(
     lengths = starts.diff().tolist()
     outputs = []
     for parts in zip(*(tensor.split(lengths) for tensor in (query_THD, key_THD, value_THD)), strict=True):
-        # (1, heads, tokens, D): without the leading 1 PyTorch does not use its fast kernel
+        # Each part is (1, heads, tokens, D): without the leading 1 PyTorch does not use its fast kernel.
         query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in parts)
         length = query.shape[2]
         mask = None

@@ -41,7 +41,19 @@ def group_by_length(lengths: Sequence[int], max_tokens: int, num_groups: int = 1
 
 
 def prepare_micro_batches(data: Any, dp_group: Any = None, **options: Any) -> tuple[list[Any], list[list[int]] | None]:
-    """Make micro-batches in place of verl's function, by `group_by_length` if rows are padded and sizes dynamic."""
+    """Make micro-batches in place of verl's function, by `group_by_length` if rows are padded and sizes dynamic.
+
+    Args:
+        data: the rows of this process, nested, with verl's settings of the batch.
+        dp_group: processes that need the same number of micro-batches; None for this process alone.
+        **options: further arguments of verl's function.
+
+    Returns:
+        The micro-batches, and the indices of the rows of each; None if all micro-batches keep the order of the rows.
+
+    Raises:
+        ValueError: a row is longer than a micro-batch may be.
+    """
     from verl.utils import tensordict_utils
     from verl.utils.device import get_device_name
     from verl.workers.engine import utils
@@ -66,7 +78,13 @@ def prepare_micro_batches(data: Any, dp_group: Any = None, **options: Any) -> tu
 
 
 def compute_label_log_probs(logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = True) -> torch.Tensor:
-    """Return log softmax(logits)[label] for logits (..., V) and labels (...), in float32 or higher."""
+    """Return the log-probs of labels, in float32 or higher.
+
+    Args:
+        logits: (..., V).
+        labels: (...), token ids.
+        inplace_backward: not used; part of verl's signature.
+    """
     vocab_size = logits.shape[-1]
     flat = logits.reshape(-1, vocab_size)
     if flat.dtype in (torch.bfloat16, torch.float16):

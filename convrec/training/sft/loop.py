@@ -86,11 +86,19 @@ class SFTLoop:
             yield from engine.train_dataloader
 
     def update(self, step: Step, batch: Any) -> dict[str, float]:
-        """Train on a batch, and return its metrics."""
+        """Train on a batch.
+
+        Args:
+            step: the step.
+            batch: a batch of the loader.
+
+        Returns:
+            verl's metrics, with the number of tokens of the batch, and of the run so far in billions.
+        """
         engine = self.engine
         data = self.to_tensordict(batch)
         lengths_B = [int(length) for length in engine._get_batch_seqlens(data=data)]
-        # NonTensorData, because tensordict would stack a list
+        # The lengths are NonTensorData, because tensordict would stack a list.
         tensordict_utils.assign_non_tensor(data, update_lr_scheduler=True, global_token_num=NonTensorData(lengths_B))
         data = engine.balance_batch(data)
         if step.number == engine.start_profile_step:
@@ -136,6 +144,11 @@ class SFTLoop:
 
 
 def count_trained_tokens(run_folder: Path, done: int) -> int:
-    """Return the number of tokens of all steps up to the checkpoint from which the run resumes."""
+    """Count the tokens of all steps up to the checkpoint from which the run resumes.
+
+    Args:
+        run_folder: the run's folder, whose metrics have the count.
+        done: the checkpoint's step; 0 for a new run.
+    """
     counts = [row[TOKENS] for row in read_metrics(run_folder) if row["step"] <= done and row.get(TOKENS) is not None]
     return round(counts[-1] * 1e9) if counts else 0

@@ -85,7 +85,7 @@ class ConvRecRaySFTTrainer(SFTEngine, sft_trainer_ray.SFTTrainer):
         order: list[int] = []
         for share in get_seqlen_balanced_partitions(workload_B, k_partitions=num_workers, equal_size=True):
             rising = sorted(share, key=lambda row: (workload_B[row], row))
-            # small micro-batches at both ends: fewer bubbles in pipeline parallelism
+            # Small micro-batches at both ends leave fewer bubbles in pipeline parallelism.
             order += [*rising[::2], *rising[1::2][::-1]]
         return tensordict_utils.index_select_tensor_dict(data, torch.tensor(order))
 

@@ -81,7 +81,12 @@ class SFTEngine:
             self.val_dataloader = self._loader(self.val_dataset, self.val_sampler, rows)
 
     def begin_epoch(self, epoch: int, batches_done: int) -> None:
-        """Set the sampler's epoch, and start to encode the rows after those of the first `batches_done` batches."""
+        """Set the sampler's epoch, and start to encode the rows that will be read first.
+
+        Args:
+            epoch: the epoch, from 0.
+            batches_done: batches of this epoch that were trained before the run was resumed; their rows are skipped.
+        """
         self.train_sampler.set_epoch(epoch=epoch)
         rows = self.train_dataloader.dataset
         if isinstance(rows, PrefetchedRows):

@@ -80,7 +80,8 @@ class Nodes:
 def describe_hang(silent: Sequence[str]) -> str:
     """Write the stacks of the run's processes on this node to the log, and return which of them seem to hang.
 
-    silent: names of the actors that do not answer, on any node.
+    Args:
+        silent: names of the actors that do not answer, on any node.
     """
     try:
         text, stuck = stacks.dump_stacks(os.environ.get(guard.FOLDER_VARIABLE, ""), socket.gethostname())

@@ -82,8 +82,11 @@ class Speakers:
         roles = (ROLES.get(normalise_name(name)) for name in known)
         role_by_name = next((role for role in roles if role), otherwise)
         if role_by_name is None:
-            text = "cannot tell whether %r is a user or the recommender; name the recommender: --recommender NAME"
-            raise BadRecord(text, known[0] if known else None)
+            raise BadRecord(
+                "speakers.unknown-role",
+                "cannot tell whether %r is a user or the recommender; name the recommender: --recommender NAME",
+                known[0] if known else None,
+            )
         return role_by_name
 
     def describe_missing(self) -> str | None:

@@ -9,7 +9,9 @@ from data_prep.own_data.forms.base import Dialog, Form, Record, Speakers, has_ke
 def read_batch(record: Record, speakers: Speakers) -> Dialog:
     """Read a request of a batch, with its response if there is one."""
     if "body" not in record:
-        raise BadRecord("a response without its request; give the file from which the batch was made")
+        raise BadRecord(
+            "openai.no-request", "a response without its request; give the file from which the batch was made"
+        )
     request = record["body"]
     answer = record["response"]["body"] if record.get("response") else {}
     if "messages" in request:
@@ -22,7 +24,10 @@ def read_batch(record: Record, speakers: Speakers) -> Dialog:
 def read_response(record: Record, speakers: Speakers) -> Dialog:
     """Read a response of the Responses API, stored with its input."""
     if "input" not in record:
-        raise BadRecord("a response without its input; store both (a response only has the id of the previous one)")
+        raise BadRecord(
+            "openai.no-input",
+            "a response without its input; store both (a response only has the id of the previous one)",
+        )
     turns = [*_read_input(record["input"]), *_read_output(record["output"])]
     return Dialog(turns, record.get("conversation") or record.get("id"), record.get("created_at"))
 

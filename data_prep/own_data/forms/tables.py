@@ -24,7 +24,7 @@ from data_prep.own_data.forms.base import (
 )
 from data_prep.own_data.forms.sharegpt import TOOL_SPEAKERS
 from data_prep.own_data.forms.turn_order import TurnOrder
-from data_prep.own_data.ids import TRUNCATED_ID, normalise_id
+from data_prep.own_data.ids import make_truncated_id_error, normalise_id
 
 _ITEMS = ("movies", "movie_dict")  # INSPIRED's columns for the items that a turn names
 _INSTRUCTIONS = ("system", "developer")
@@ -136,9 +136,13 @@ def _read_conversation_id(row: LocatedRecord, column: str) -> str | None:
     value = row.record.get(column)
     name = normalise_id(value)
     if name is None and value is None:
-        raise BadRecord("no %s, so it is unknown which conversation the row belongs to; fill it in", column)
+        raise BadRecord(
+            "turns.no-conversation-id",
+            "no %s, so it is unknown which conversation the row belongs to; fill it in",
+            column,
+        )
     if name is None:
-        raise BadRecord(f"{column} {TRUNCATED_ID}", value)
+        raise make_truncated_id_error(value, column)
     return name
 
 
@@ -152,7 +156,7 @@ def _make_turn_reader(
         turns = []
         for row in rows:
             if not columns.read_speakers(row.record):
-                raise BadRecord("row %s has no %s; fill it in", row.row, columns.speakers[0])
+                raise BadRecord("turns.no-speaker", "row %s has no %s; fill it in", row.row, columns.speakers[0])
             role = TOOL if columns.is_internal(row.record) else find_role(row.record)
             items = row.record.get(_ITEMS[0], []) if has_items else None
             turns.append(make_turn(role, row.record.get(columns.text), items))

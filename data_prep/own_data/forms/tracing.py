@@ -37,9 +37,8 @@ def _read_side(side: Any, role: str) -> list[Any]:
     for name in ("messages", "choices", "generations", "message", "output", "text", "input"):
         if name in side:
             return _read_side(side[name][:1] if name == "choices" else side[name], role)
-    raise BadRecord(
-        "the %s has no messages (its keys are %s)", "input" if role == "user" else "output", ", ".join(side)
-    )
+    name = "input" if role == "user" else "output"
+    raise BadRecord("tracing.no-messages", "the %s has no messages (its keys are %s)", name, ", ".join(side))
 
 
 def _read_langchain(message: dict[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,9 @@ class TurnOrder:
                 else [_read_number(row.record[name]) or 0.0 for row in known]
             )
             if any(first > second for first, second in pairwise(keys)):
-                raise BadRecord(f"rows are not in the order of %s, which some rows lack; {_FIX}", name)
+                raise BadRecord(
+                    "turns.incomplete-order", f"rows are not in the order of %s, which some rows lack; {_FIX}", name
+                )
 
     def _make_keys(self, rows: Sequence[LocatedRecord]) -> list[tuple[float, ...]]:
         """Return a sort key per row from the columns with a number in every row; [] if none distinguishes rows."""
@@ -126,7 +128,7 @@ class TurnOrder:
         try:
             return [parse_time(row.record[self.time], self.date_order) for row in rows]
         except BadRecord as problem:
-            raise BadRecord(f"{self.time} {problem}; or {_FIX}") from None
+            raise BadRecord("turns.unreadable-time", f"{self.time} {problem}; or {_FIX}") from None
 
     def _check_times(self, rows: Sequence[LocatedRecord]) -> None:
         """Raise BadRecord if the turns' numbers rise while their times fall."""
@@ -134,8 +136,8 @@ class TurnOrder:
             return
         times = [time for column in self._make_time_columns(rows) for time in column]
         if times and times[0] > times[-1]:
-            text = f"%s rises while %s falls; {_FIX}"
-            raise BadRecord(text, ", ".join(self.numbers), self.time)
+            numbers = ", ".join(self.numbers)
+            raise BadRecord("turns.opposite-orders", f"%s rises while %s falls; {_FIX}", numbers, self.time)
 
 
 def _sort_by(rows: Sequence[LocatedRecord], keys: Sequence[Any], names: str) -> list[LocatedRecord]:
@@ -143,7 +145,7 @@ def _sort_by(rows: Sequence[LocatedRecord], keys: Sequence[Any], names: str) -> 
     is_rising = all(first <= second for first, second in pairwise(keys))
     is_falling = all(first >= second for first, second in pairwise(keys))
     if len(set(keys)) < len(keys) and not is_rising and not is_falling:
-        raise BadRecord(f"rows are not in order, and some have the same %s; {_FIX}", names)
+        raise BadRecord("turns.repeated-key", f"rows are not in order, and some have the same %s; {_FIX}", names)
     return reorder(rows, keys)
 
 

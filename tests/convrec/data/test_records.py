@@ -160,22 +160,22 @@ def test_a_line_that_is_too_long_is_never_read_whole(tmp_path: Path, suffix: str
 def test_equal_problems_are_reported_once_and_file_damage_always() -> None:
     damage = Damage(end="Nothing was written.")
     for row in range(1, 31):
-        damage.add("a.jsonl", row, BadRecord("split is %r; write train", "dev"))
+        damage.add("a.jsonl", row, BadRecord("row.unknown-split", "split is %r; write train", "dev"))
     for row in range(25):
-        damage.add("b.json", row, BadRecord("time is %r; write a date", f"day {row}"))
+        damage.add("b.json", row, BadRecord("time.not-a-time", "time is %r; write a date", f"day {row}"))
     with pytest.raises(UserError) as error:
         damage.check()
     first, *others, more, end = str(error.value).split("\n")
-    assert first == "a.jsonl: lines 1, 2, 3, 4, 5 and 25 more: split is 'dev'; write train"
-    assert (others[0], len(others)) == ("b.json: record 0: time is 'day 0'; write a date", 19)
+    assert first == "a.jsonl: lines 1, 2, 3, 4, 5 and 25 more: split is 'dev'; write train [row.unknown-split]"
+    assert (others[0], len(others)) == ("b.json: record 0: time is 'day 0'; write a date [time.not-a-time]", 19)
     assert (more, end) == ("and 6 more messages", "Nothing was written.")
     skipping = Damage(0.9)
     skipping.findings = damage.findings
     skipping.check(["a.jsonl", "b.json"], 10)
-    skipping.add("c.csv", 1, "columns are divided by ';'", lost=0)
+    skipping.add("c.csv", 1, BadRecord("csv.delimiter", "columns are divided by ';'"), lost=0)
     with refuses(DAMAGED) as whole_file:
         skipping.check(["a.jsonl", "b.json"], 10)
-    assert str(whole_file.value) == "c.csv: line 1: columns are divided by ';'"
+    assert str(whole_file.value) == "c.csv: line 1: columns are divided by ';' [csv.delimiter]"
 
 
 def test_damaged_rows_count_once_and_problems_omit_their_values(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_damaged_rows_count_once_and_problems_omit_their_values(tmp_path: Path) 
     for row, value in ((0, "a"), (1, "b"), (1, "c")):
         problems: list[BadRecord] = []
         with collected(problems, "time"):
-            raise BadRecord("is %r; write a date", value)
+            raise BadRecord("time.not-a-time", "is %r; write a date", value)
         damage.add("in.parquet", row, BadRow(problems))
     assert damage.counts() == {"time is ...; write a date": 2}
     damage.check(["in.parquet"], 2)
@@ -191,13 +191,13 @@ def test_damaged_rows_count_once_and_problems_omit_their_values(tmp_path: Path) 
         damage.check(["in.parquet"], 1)
     damage.write_report(tmp_path / "damaged.jsonl")
     assert [json.loads(line) for line in (tmp_path / "damaged.jsonl").read_text().splitlines()] == [
-        {"file": "in.parquet", "row": row, "reason": f"time is {value!r}; write a date"}
+        {"file": "in.parquet", "row": row, "code": "time.not-a-time", "reason": f"time is {value!r}; write a date"}
         for row, value in ((0, "a"), (1, "b"))
     ]
 
 
 def test_a_long_value_is_quoted_in_part_and_many_reasons_are_cut() -> None:
-    assert len(str(BadRecord("is %r", "dev" * 10**5))) < 400
+    assert len(str(BadRecord("row.unknown-split", "is %r", "dev" * 10**5))) < 400
     lines = counted({f"reason {n}": n + 1 for n in range(25)})
     assert (lines[0], lines[-1]) == ("      25: reason 24", "          and 5 more reasons")
 

@@ -16,7 +16,9 @@ from convrec.titles.item import format_item
 from convrec.titles.matching import Matcher
 from data_prep.own_data.catalog import ItemIds
 from data_prep.own_data.cells import ItemReader
+from tests.user_errors import refuses_record
 
+TWO_READINGS = "cell.one-or-several-items"
 TITLES = ("Heat", "Alien", "Dune", "M", "Lock, Stock and Two Smoking Barrels", "Steins;Gate", "1984", "Love, Rosie")
 YEARS = (1995, 1979, 2021, 1931, 1998, 2011, 1984, 2014)
 
@@ -129,25 +131,24 @@ def test_cells_of_a_catalog_without_years(cell: str, titles: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "cell", "problem"),
+    ("of", "cell", "code", "value"),
     [
-        (DATED, "Alien, Heat (1995)", "holds 'Alien, Heat (1995)', which can be one item or 2 (Alien | Heat (1995))"),
-        (DATED, "Dune, Alien", "which can be one item or 2 (Dune | Alien); write a JSON list"),
-        (UNDATED, "Dune, Nowhere", "which can be one item or 2 (Dune | Nowhere)"),
-        *((UNDATED, f"Dune{mark}Alien", "can be one item or 2 (Dune | Alien)") for mark in OTHER_MARKS),
-        (UNDATED, "- Dune - Alien", "can be one item or 2 (Dune | Alien)"),
-        (UNDATED, "Nowhere; Nobody", "which can be one item or 2 (Nowhere | Nobody)"),
-        (DATED, "Heat (1995) Alien (1979)", "which has two years; write [title, year]"),
-        (DATED, "Heat (1995) - Alien", "where '- Alien' would be ignored"),
-        (DATED, "Heat (1995) and Alien", "where 'and Alien' would be ignored"),
-        (DATED, "['Heat (1995)', 'Alien (1979)", "which begins like a list but is not one"),
-        (DATED, ["Heat (1995)", "Dune"], "holds 'Dune', which is not `Title (1999)`"),
+        (DATED, "Alien, Heat (1995)", TWO_READINGS, "2 (Alien | Heat (1995))"),
+        (DATED, "Dune, Alien", TWO_READINGS, "2 (Dune | Alien)"),
+        (UNDATED, "Dune, Nowhere", TWO_READINGS, "2 (Dune | Nowhere)"),
+        *((UNDATED, f"Dune{mark}Alien", TWO_READINGS, "2 (Dune | Alien)") for mark in OTHER_MARKS),
+        (UNDATED, "- Dune - Alien", TWO_READINGS, "2 (Dune | Alien)"),
+        (UNDATED, "Nowhere; Nobody", TWO_READINGS, "2 (Nowhere | Nobody)"),
+        (DATED, "Heat (1995) Alien (1979)", "cell.two-years", "'Heat (1995) Alien (1979)'"),
+        (DATED, "Heat (1995) - Alien", "cell.ignored-text", "'- Alien'"),
+        (DATED, "Heat (1995) and Alien", "cell.ignored-text", "'and Alien'"),
+        (DATED, "['Heat (1995)', 'Alien (1979)", "cell.broken-list", "Alien (1979)"),
+        (DATED, ["Heat (1995)", "Dune"], "cell.missing-year", "'Dune'"),
     ],
 )
-def test_an_ambiguous_cell_is_refused_with_both_readings(of: ItemReader, cell: Any, problem: str) -> None:
-    with pytest.raises(BadRecord) as error:
+def test_an_ambiguous_cell_is_refused_with_both_readings(of: ItemReader, cell: Any, code: str, value: str) -> None:
+    with refuses_record(code, value):
         of.read_items(cell)
-    assert problem in str(error.value)
 
 
 def test_separator_of_catalog_items_splits_no_other_title() -> None:
@@ -160,7 +161,7 @@ def test_separator_of_catalog_items_splits_no_other_title() -> None:
 
 def test_a_title_that_is_all_of_another_two() -> None:
     both = reader([("Love", None), ("Rosie", None), ("Love, Rosie", None)])
-    with pytest.raises(BadRecord, match=r"can be one item or 2 \(Love \| Rosie\)"):
+    with refuses_record(TWO_READINGS, "2 (Love | Rosie)"):
         both.read_titles("Love, Rosie")
     assert both.read_titles(["Love, Rosie"]) == ["Love, Rosie"]  # as the message suggests
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from convrec.data.damage import BadRecord
 from data_prep.own_data import division
 from data_prep.own_data.division import RULES, CatalogLookup, Piece, split_items
+from tests.user_errors import refuses_record
 
 TITLES = {"Dune", "Alien", "Love, Rosie", "Steins;Gate"}
 LOOKUP = CatalogLookup(
@@ -36,7 +36,7 @@ def test_the_first_rule_with_an_answer_decides(text: str, is_entry: bool, rule: 
 
 @pytest.mark.parametrize("text", ["Dune, Nowhere", "Nowhere; Nobody", "Dune & Alien", "Love, Rosie | Dune & Alien"])
 def test_a_text_with_two_readings_is_refused(text: str) -> None:
-    with pytest.raises(BadRecord, match="which can be one item or 2"):
+    with refuses_record("cell.one-or-several-items", "2 ("):
         split_items(text, LOOKUP)
 
 

@@ -370,6 +370,7 @@ def test_damaged_rows_are_all_named_or_left_out_and_counted(
         name: [entry["row"] for entry in named if entry["file"] == files[name]] for name in ("data", "train")
     }
     assert rows_by_file == {"data": [*range(2, 11), 13], "train": [2]}
+    assert "evaluation.invalid-year" in {entry["code"] for entry in named}
     write_rows(Path(files["data"]), ROWS)
     write_rows(Path(files["train"]), TRAIN)
     assert run(files, tmp_path / "out", skip_damaged=0.8)["damaged"] == {"data": 0, "train": 0}
