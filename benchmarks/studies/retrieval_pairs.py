@@ -31,6 +31,7 @@ LISTS = ("free", "constrained", "fused")
 
 
 def write_conversations(out: Path, run: MatrixRun) -> None:
+<<<<<<< HEAD
     """Write each conversation's figures of a run's lists: free, constrained, retrieval, fused.
 
     Args:
@@ -41,8 +42,31 @@ def write_conversations(out: Path, run: MatrixRun) -> None:
         ValueError: a mean is not that of the evaluation.
     """
     folder = out / "evaluation" / run.name
+=======
+    """OUT/conversations/VARIANT/LISTS-sSEED/rows.parquet: free, constrained, retrieval, fused. Raises ValueError where
+    a mean is not the evaluation's."""
+>>>>>>> h/study
     split, found = retrieved(out, Path(evaluations(run, out)[-1]["data"]).parent.name)
     fusion = Fusion(**load_notes(out / "weighed" / run.name, fuses=True)["fusion"])
+    for name, rows in score_lists(out / "evaluation" / run.name, split, found, fusion).items():
+        write_figures(_place(out, run.variant, name, run.name.rpartition("-s")[2]), split, rows)
+
+
+def score_lists(folder: Path, split: Split, found: list[list[int]], fusion: Fusion) -> dict[str, list[dict[str, Any]]]:
+    """Score an evaluation's free and constrained lists, the retrieval's, and the constrained ones fused with it.
+
+    Args:
+        folder: of the evaluation.
+        split: the rows that it scored.
+        found: the retrieval's list for each row.
+        fusion: how the evaluation fused.
+
+    Returns:
+        Name of the lists -> figures of each row.
+
+    Raises:
+        ValueError: the mean of some lists is not the evaluation's.
+    """
     written = {name: _rows(folder / file) for name, file in OF_MODEL.items()}
     named = [row["recommended"] for row in written["constrained"]]
     seen = (set(split.reader.seen_rows(row["seen_titles"])) for row in split.rows)
@@ -55,11 +79,15 @@ def write_conversations(out: Path, run: MatrixRun) -> None:
         mean, wanted = sum(values) / len(values), results["model" if name == "free" else name][NDCG]["mean"]
         if abs(mean - wanted) > 1e-6:
             raise ValueError(f"{folder}: {name} has {NDCG} {mean}, and {wanted} in its metrics.json")
-        keys = {"sample_id": [row["sample_id"] for row in split.rows], "prompt_id": split.prompt_ids}
-        kinds = {"request": requests_of(Path(split.data)) or [""] * len(rows)}
-        figures = {metric: [row[metric] for row in rows] for metric in (NDCG, RECALL, "num_truth")}
-        place = _place(out, run.variant, name, run.name.rpartition("-s")[2])
-        write_table(place / "rows.parquet", pa.table(keys | kinds | figures))
+    return scored
+
+
+def write_figures(folder: Path, split: Split, rows: list[dict[str, Any]]) -> None:
+    """Write FOLDER/rows.parquet: NDCG and Recall of each row, and the kind of its request."""
+    keys = {"sample_id": [row["sample_id"] for row in split.rows], "prompt_id": split.prompt_ids}
+    kinds = {"request": requests_of(Path(split.data)) or [""] * len(rows)}
+    figures = {metric: [row[metric] for row in rows] for metric in (NDCG, RECALL, "num_truth")}
+    write_table(folder / "rows.parquet", pa.table(keys | kinds | figures))
 
 
 @cache

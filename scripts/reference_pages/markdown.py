@@ -5,12 +5,17 @@ import re
 from collections.abc import Iterable, Sequence
 
 _CODE = re.compile(r"(`[^`]*`)")
+BREAK = "<br>"  # a new line within a cell
 
 
 def cell(text: str) -> str:
-    """Return the text as a cell of a table: on one line, with `|` and, outside code, `<` escaped."""
+    """Return the text as a cell of a table: on one line, with `|` and, outside code, `<` escaped, except for BREAK."""
     parts = _CODE.split(" ".join(text.split()).replace("|", "\\|"))
-    return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
+    return "".join(part if part.startswith("`") else _escape(part) for part in parts)
+
+
+def _escape(text: str) -> str:
+    return BREAK.join(line.replace("<", "&lt;") for line in text.split(BREAK))
 
 
 def code(text: str) -> str:

@@ -12,7 +12,7 @@ from convrec.runs import supervisor
 from recipes.launch.recipe import PAIRWISE_JUDGE, POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
 from recipes.launch.settings import compose_files
 from recipes.serving.keys import KEY_VARIABLE
-from reference_pages.markdown import code, table
+from reference_pages.markdown import BREAK, code, table
 
 SECTIONS: Mapping[str, Mapping[str, Recipe]] = {  # heading -> recipes of one table, by the word that tells them apart
     "SFT": {"": SFT},
@@ -98,7 +98,7 @@ def _settings_table(recipes: Mapping[str, Recipe]) -> str:
         for field, row in setting_rows(recipe.settings).items():
             rows_by_field.setdefault(field, {})[word] = row
     ordered = sorted(rows_by_field.values(), key=lambda rows: not _any_row(rows).setting.variable)
-    header = ("variable", "setting", "in Python", "default", "values", "meaning")
+    header = ("variable, setting, in Python", "default", "values and meaning")
     return table(header, (_settings_row(rows, configs) for rows in ordered))
 
 
@@ -109,13 +109,11 @@ def _any_row(rows: Mapping[str, Row]) -> Row:
 def _settings_row(rows: Mapping[str, Row], configs: Mapping[str, DictConfig]) -> list[str]:
     row = _any_row(rows)
     setting = row.setting
+    names = [setting.variable, *row.keys, row.field]
     return [
-        code(setting.variable),
-        ", ".join(map(code, row.keys)),
-        code(row.field),
+        BREAK.join(code(name) for name in names if name),
         _join_defaults({word: _describe_default(one, configs[word]) for word, one in rows.items()}),
-        _describe_values(row),
-        setting.help,
+        f"{_describe_values(row)}{BREAK}{setting.help}",
     ]
 
 

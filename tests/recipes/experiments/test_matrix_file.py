@@ -60,9 +60,12 @@ def test_the_study_has_a_start_for_each_seed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_shipped_matrix_expands_to_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REDIAL", "MOVIES", "LR_GRPO", "LR_GSPO", "LR_EXP_INF", "LR_LOG_DECAY"):
+    for name in ("REDIAL", "MOVIES", "LR_GRPO", "LR_GSPO", "LR_EXP_INF", "LR_LOG_DECAY", "LR_LIST", "LR_RANK"):
         monkeypatch.setenv(name, "1e-4")
-    monkeypatch.setenv("STEPS", "120")
+    for name in ("STEPS", "SFT_STEPS", "RL_STEPS", "SAVE_EVERY", "PROMPTS"):
+        monkeypatch.setenv(name, "120")
+    for name, value in {"SMOLLM2": "model", "FORM": "hard", "SPLIT": "test", "SEEDS": "[3407]"}.items():
+        monkeypatch.setenv(name, value)
     files = [path for path in (ROOT / "benchmarks" / "studies").rglob("*.yaml") if "runs:" in path.read_text()]
     files.append(ROOT / "docs" / "examples" / "matrix.yaml")
     assert len(files) >= 5
