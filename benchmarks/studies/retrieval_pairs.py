@@ -31,7 +31,6 @@ LISTS = ("free", "constrained", "fused")
 
 
 def write_conversations(out: Path, run: MatrixRun) -> None:
-<<<<<<< HEAD
     """Write each conversation's figures of a run's lists: free, constrained, retrieval, fused.
 
     Args:
@@ -41,11 +40,6 @@ def write_conversations(out: Path, run: MatrixRun) -> None:
     Raises:
         ValueError: a mean is not that of the evaluation.
     """
-    folder = out / "evaluation" / run.name
-=======
-    """OUT/conversations/VARIANT/LISTS-sSEED/rows.parquet: free, constrained, retrieval, fused. Raises ValueError where
-    a mean is not the evaluation's."""
->>>>>>> h/study
     split, found = retrieved(out, Path(evaluations(run, out)[-1]["data"]).parent.name)
     fusion = Fusion(**load_notes(out / "weighed" / run.name, fuses=True)["fusion"])
     for name, rows in score_lists(out / "evaluation" / run.name, split, found, fusion).items():
