@@ -40,6 +40,8 @@ REPLACED = (  # (what README says, what is run instead)
         "MODEL_PATH=Qwen/Qwen2.5-0.5B-Instruct",
         "MODEL_PATH=outputs/demo/model TOTAL_STEPS=2 MAX_PROMPT_LENGTH=256 MAX_RESPONSE_LENGTH=100",
     ),
+    # After two steps its lists do not end: each is as long as allowed.
+    ("--out outputs/evaluation\n", "--out outputs/evaluation --limit 32 --max-response-length 100\n"),
 )
 LAPTOP = "A laptop: look at a run and change the reward"
 OWN_CATALOG = "Your own catalog and chat logs"
@@ -230,7 +232,7 @@ def test_a_gpu(clone: Path) -> None:
     check_run(clone / "checkpoints" / "qwen_rl", 2, "actor/policy_loss")
     evaluation = clone / "outputs" / "evaluation"
     check_finite(read_json(evaluation / "metrics.json"))
-    assert pq.read_table(evaluation / "rows.parquet").num_rows == 500
+    assert pq.read_table(evaluation / "rows.parquet").num_rows == 32
 
 
 def test_the_papers_plan(clone: Path) -> None:
