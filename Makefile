@@ -49,7 +49,7 @@ test-next: setup ## generation, constrained lists and serving with the newest vl
 	@.venv-next/bin/python -m pytest tests/convrec/features/constrained tests/convrec/inference \
 	    tests/recipes/serving
 
-tutorials: setup ## the commands of the manual's tutorials, at the smallest size (PAGES="reward or catalog": of these)
+tutorials: setup ## the commands of README and of the tutorials, at the smallest size (PAGES="reward or catalog": of these)
 	@$(PY) -m pytest tests/tutorials -m tutorial -k "$(or $(PAGES),test)"
 
 docs: setup ## the manual as a site in outputs/site, strict: links, reference pages and commands are checked

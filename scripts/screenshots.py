@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -122,7 +121,7 @@ def wait_for_service(process: "subprocess.Popen[Any]", address: str) -> None:
         try:
             with urllib.request.urlopen(f"{address}health", timeout=POLL_SECONDS):
                 return
-        except (urllib.error.URLError, TimeoutError):  # not listening yet, or 503 while the model starts
+        except OSError:  # not listening yet, or 503 while the model starts
             time.sleep(POLL_SECONDS)
     raise SystemExit(f"{address}: not healthy after {START_SECONDS:.0f} s")
 
