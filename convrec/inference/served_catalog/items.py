@@ -10,7 +10,7 @@ import copy
 import logging
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,6 +30,7 @@ from convrec.inference.served_catalog.mentions import load_mentions
 from convrec.inference.served_catalog.snapshot import (
     LINE,
     CatalogItem,
+    ItemSpellings,
     Snapshot,
     Title,
     TrieFile,
@@ -122,15 +123,7 @@ class ServedCatalog:
         print_problems(file, self.problems)
         items = {number: item for number, item in items.items() if number in listable}
         named: dict[str, tuple[int, ...]] = {}
-        rows = set(lines.row_W.tolist())
-        for row, number in enumerate(matcher.index.items):
-            if number in items:
-                title = base.titles[row]
-                year = base.years[row]
-                assert year is not None
-                line = format_item(title, year) if row in rows else None
-                aliases = base.aliases[row] if base.aliases else ()
-                add_names(named, number, (title, base.clean_title(row), *aliases), line)
+        add_names(named, _iter_spellings(base, items, matcher.index.rows, set(lines.row_W.tolist())))
         self._snapshot = self._make_snapshot(items, named, lines)
         self._journal = Journal(state, file, self._has_ids, self.dated) if state else None
         if self._journal:
@@ -359,11 +352,10 @@ class ServedCatalog:
         replaced = changes.keys() - left_out.keys()
         items = {number: item for number, item in before.items.items() if item.item_id not in replaced}
         named = drop_numbers(before.named, before.items.keys() - items.keys())
-        for number, item in zip(numbers, added, strict=True):
-            if item.item_id not in left_out:
-                items[number] = item
-                add_names(named, number, (item.title, item.clean_title), item.line)
-        return self._make_snapshot(items, named, lines), left_out
+        new_items = {number: item for number, item in zip(numbers, added, strict=True) if item.item_id not in left_out}
+        spellings = (ItemSpellings(n, (item.title, item.clean_title), (item.line,)) for n, item in new_items.items())
+        add_names(named, spellings)
+        return self._make_snapshot(items | new_items, named, lines), left_out
 
     def _find_taken_lines(self, added: Sequence[CatalogItem], changing: Set[str]) -> dict[str, str]:
         """Return the added items that have the line of another item: id -> reason. `changing` are all changing ids."""
@@ -449,6 +441,30 @@ class ServedCatalog:
             select_trie=select_trie,
             mentions=self._mentions,
         )
+
+
+def _iter_spellings(
+    catalog: Catalog, numbers: Iterable[int], rows_by_item: Mapping[int, Sequence[int]], written_rows: Set[int]
+) -> Iterator[ItemSpellings]:
+    """Yield the spellings of the catalog's items.
+
+    Args:
+        catalog: the catalog's file.
+        numbers: the items, as their first rows.
+        rows_by_item: all rows of the items that have several.
+        written_rows: the rows whose lines a list may contain.
+    """
+    for number in numbers:
+        rows = rows_by_item.get(number, (number,))
+        titles = [title for row in rows for title in (catalog.titles[row], catalog.clean_title(row))]
+        if catalog.aliases:
+            titles += [alias for row in rows for alias in catalog.aliases[row]]
+        lines = [
+            format_item(catalog.titles[row], catalog.years[row])  # type: ignore[arg-type]  # a written row has a year
+            for row in rows
+            if row in written_rows
+        ]
+        yield ItemSpellings(number, titles, lines)
 
 
 def _find_blanked_columns(before: CatalogItem | None, after: CatalogItem) -> list[str]:

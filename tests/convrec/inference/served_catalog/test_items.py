@@ -20,7 +20,7 @@ from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.inference.recommender import Recommender
 from convrec.inference.served_catalog.items import ServedCatalog
 from convrec.inference.served_catalog.journal import FILE, StateUnreadable
-from convrec.inference.served_catalog.snapshot import Snapshot, Title
+from convrec.inference.served_catalog.snapshot import ItemSpellings, Snapshot, Title, add_names
 from convrec.lists.settings import ListSettings
 from tests.user_errors import refuses
 
@@ -319,6 +319,27 @@ def test_a_repeated_name_is_looked_up_once(serve: Any) -> None:
     with mock.patch.object(ServedCatalog, "find", autospec=True, side_effect=ServedCatalog.find) as find:
         assert len(recommender._find("seen", names, catalog.snapshot)) == 3
     assert find.call_count == 4
+
+
+def test_names_that_many_items_share_are_added_in_linear_time() -> None:
+    class CountedNames(dict[str, tuple[int, ...]]):
+        """Counts the numbers that its values have, when they are set."""
+
+        num_written = 0
+
+        def __setitem__(self, key: str, numbers: tuple[int, ...]) -> None:
+            self.num_written += len(numbers)
+            super().__setitem__(key, numbers)
+
+    def make_spellings(numbers: range) -> list[ItemSpellings]:
+        return [ItemSpellings(number, ("Greatest Hits",), (f"Greatest Hits [{number}]",)) for number in numbers]
+
+    named = CountedNames()
+    add_names(named, make_spellings(range(1000)))
+    assert named["greatest hits"] == tuple(range(1000))
+    assert named.num_written <= 4 * 1000  # a title, its folded form, a line for each item
+    add_names(named, make_spellings(range(1000, 1002)))
+    assert named["greatest hits"] == tuple(range(1002))
 
 
 def test_the_largest_list_fits_in_the_context(serve: Any) -> None:
