@@ -16,7 +16,6 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence, Set
 from contextlib import ExitStack
 from functools import partial
-from itertools import islice
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -41,6 +40,7 @@ from convrec.inference.served_catalog.mentions import COLUMN
 from convrec.inference.served_catalog.snapshot import CatalogItem, Snapshot
 from convrec.inference.served_model import ServedModel, find_model
 from convrec.inference.why import explain_item
+from convrec.retrieval.retriever import DEPTH
 from convrec.titles.item import NO_YEAR, format_item
 
 if TYPE_CHECKING:
@@ -283,11 +283,9 @@ class Recommender:
                 f"fallback: the popularity of items is unknown. Use --train, or add a column {COLUMN} to the catalog.",
             )
         request = self._prepare(conversation, k, waits=False, **filters)
-        allowed = request.allowed
-        remaining = allowed.remaining()
-        ranked = request.retrieved or (number for number in allowed.snapshot.popular if number in remaining)
-        best = enumerate(islice(ranked, allowed.length), 1)
-        items = tuple(self._make_item(request, number, rank, None) for rank, number in best)
+        length = request.allowed.length
+        ranked = request.retrieved[:length] or request.allowed.find_popular(length)
+        items = tuple(self._make_item(request, number, rank, None) for rank, number in enumerate(ranked, 1))
         return self._make_answer(request, items, fallback=True)
 
     async def apopular(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:
@@ -392,12 +390,13 @@ class Recommender:
         num_items = allowed.length
         retrieved: list[int] = []
         if self._retrieval:
-            remaining = allowed.remaining()
             first_turns = strip_questions(text) if self._questions else text  # an answer does not change candidates
             named = self._find("seen", seen, snapshot) | liked_items
-            retrieved = self._retrieval.rank(first_turns, named, remaining, snapshot)
             if self._retrieval.fusion:  # a model's list of the length for which the weight was chosen, whatever k is
-                num_items = min(max(k, min(self.model.lists.num_items, self.catalog.max_items)), len(remaining))
+                usual_length = min(self.model.lists.num_items, self.catalog.max_items)
+                num_items = min(max(k, usual_length), len(allowed.remaining))
+            num_retrieved = max(k, self.model.candidates, DEPTH)
+            retrieved = self._retrieval.rank(first_turns, named, allowed, num_retrieved)
         return ListRequest(
             prompt=self._encode_prompt(text, k, allowed, num_items, retrieved),
             allowed=allowed,

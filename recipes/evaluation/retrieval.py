@@ -24,14 +24,14 @@ def fit_retriever(split: Split, train_rows: Sequence[dict[str, Any]]) -> Retriev
     return Retriever(fit(conversations, len(train_rows), len(split.catalog)), split.catalog.titles, Choice())
 
 
-def retrieve(split: Split, retriever: Retriever) -> list[list[int]]:
-    """Rank catalog items for each row, best first; training rows of the same conversation do not count."""
+def retrieve(split: Split, retriever: Retriever, count: int) -> list[list[int]]:
+    """Rank the best `count` catalog items for each row; training rows of the same conversation do not count."""
     lists_by_key: dict[tuple, list[int]] = {}  # rows with the same prompt share their list
     lists = []
     reader = split.reader
     for conversation in (read_row(row, split.matcher, reader) for row in split.rows):
         key = (conversation.text, conversation.name, *conversation.seen)
-        lists.append(lists_by_key.get(key) or lists_by_key.setdefault(key, retriever.rank(conversation)))
+        lists.append(lists_by_key.get(key) or lists_by_key.setdefault(key, retriever.rank(conversation, count=count)))
     return lists
 
 
