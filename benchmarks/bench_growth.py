@@ -579,7 +579,7 @@ def measure_size(name: str, size: int, repeats: int, files: Path) -> Figures:
 
 def preload() -> None:
     """Import what most quantities import, whose memory does not grow."""
-    for module in ("pyarrow.parquet", "scipy.sparse", "torch", "transformers"):
+    for module in ("pyarrow.dataset", "pyarrow.parquet", "scipy.sparse", "torch", "transformers"):
         importlib.import_module(module)
 
 
