@@ -4,8 +4,9 @@ python benchmarks/bench_growth.py [--only matching serving] [--largest 1000000] 
 
 Each quantity is measured at powers of ten on generated data, each size in a process of its own. `slope` is the least
 squares slope of the figures over the two upper decades, both in logarithms: 1 is linear, 2 quadratic, 0 constant.
-Figures are medians of CPU time, all threads of the process together, so that other work on the machine hardly changes
-them; `mib` is the largest resident set above that of the imports. Of a call that takes long there are fewer repeats.
+Figures are medians of CPU time with one thread of numpy and torch, so that other work on the machine hardly changes
+them (`encode_s` includes the tokenizer's threads); `wall_s` is a size's whole measurement by the clock, and `mib` its
+largest resident set above that of the imports. Of a call that takes long there are fewer repeats.
 
 matching        titles: load the catalog, index it, read a new line of a list; misspelt titles that are found, and those
                 that are taken for another item
@@ -27,6 +28,7 @@ import argparse
 import importlib
 import json
 import math
+import os
 import pickle
 import random
 import resource
@@ -44,6 +46,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests import this module as a 
 from machine import print_report
 
 Figures = dict[str, float]
+
+# CPU time would count the threads that wait for others. The tokenizer's threads do not wait.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 SEED = 3407
 LARGEST = 1_000_000
@@ -480,6 +485,7 @@ class Quantity:
     Attributes:
         unit: what a size counts.
         measure: (size, folder of the files, repeats) -> figures.
+        modules: imported before, since neither their time nor their memory grows.
         prepare: writes the files that a size needs; run in a process of its own.
         smallest: size.
         largest: size.
@@ -487,6 +493,7 @@ class Quantity:
 
     unit: str
     measure: Callable[[int, Path, int], Figures]
+    modules: tuple[str, ...]
     prepare: Callable[[int, Path], object] = lambda size, files: None
     smallest: int = 1000
     largest: int = LARGEST
@@ -514,17 +521,27 @@ def write_rows_once(size: int, files: Path) -> None:
         write_rows(size, files)
 
 
+READING = ("pyarrow.dataset", "pyarrow.parquet", "convrec.titles.matching")
+SERVING = (*READING, "transformers", "convrec.inference.recommender", "convrec.features.constrained.vllm_lists")
+RETRIEVAL = (*READING, "sklearn.feature_extraction.text", "convrec.retrieval.folder")
+DATASETS = (*READING, "convrec.training.dataset", "torchdata.stateful_dataloader", "recipes.tiny_model")
 QUANTITIES = {
-    "matching": Quantity("titles", measure_matching, write_catalog_and_model),
-    "trie": Quantity("titles", measure_trie, write_catalog_and_model),
-    "serving": Quantity("titles", measure_serving, write_catalog_and_model),
-    "retrieval": Quantity("titles", measure_retrieval, write_catalog_and_model),
-    "corpus": Quantity("conversations of training", measure_corpus, write_small_catalog),
-    "rows": Quantity("rows of training", measure_rows, write_rows_once),
-    "demonstrations": Quantity("rows of training", measure_demonstrations, write_rows_once),
-    "evaluation": Quantity("conversations", measure_evaluation, write_small_catalog, largest=100_000),
-    "lists": Quantity("lists of a batch", measure_lists, smallest=10, largest=1000),
-    "ranks": Quantity("ranks of a list", measure_ranks, smallest=10, largest=1000),
+    "matching": Quantity("titles", measure_matching, (*READING, "bench_matching"), write_catalog_and_model),
+    "trie": Quantity("titles", measure_trie, SERVING, write_catalog_and_model),
+    "serving": Quantity("titles", measure_serving, SERVING, write_catalog_and_model),
+    "retrieval": Quantity("titles", measure_retrieval, RETRIEVAL, write_catalog_and_model),
+    "corpus": Quantity("conversations of training", measure_corpus, RETRIEVAL, write_small_catalog),
+    "rows": Quantity("rows of training", measure_rows, DATASETS, write_rows_once),
+    "demonstrations": Quantity("rows of training", measure_demonstrations, DATASETS, write_rows_once),
+    "evaluation": Quantity(
+        "conversations",
+        measure_evaluation,
+        (*READING, "bench_matching", "recipes.evaluation.scoring"),
+        write_small_catalog,
+        largest=100_000,
+    ),
+    "lists": Quantity("lists of a batch", measure_lists, ("bench_loss",), smallest=10, largest=1000),
+    "ranks": Quantity("ranks of a list", measure_ranks, ("bench_loss",), smallest=10, largest=1000),
 }
 
 
@@ -562,7 +579,7 @@ def run_child(name: str, size: int, repeats: int, files: Path, *flags: str) -> s
     """Run a size in a process of its own; return what it prints last."""
     command = [sys.executable, __file__, "--only", name, "--size", str(size), "--files", str(files)]
     command += ["--repeats", str(repeats), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=os.environ | ONE_THREAD, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{name} at {size}: status {done.returncode}:\n{done.stderr[-2000:]}")
     return done.stdout.strip().rpartition("\n")[2]
@@ -570,17 +587,13 @@ def run_child(name: str, size: int, repeats: int, files: Path, *flags: str) -> s
 
 def measure_size(name: str, size: int, repeats: int, files: Path) -> Figures:
     """Measure one size in this process: the figures of the quantity, its wall time and its memory."""
-    preload()
+    quantity = QUANTITIES[name]
+    for module in quantity.modules:
+        importlib.import_module(module)
     before = read_peak_mib()
     begin = time.monotonic()
-    figures = QUANTITIES[name].measure(size, files, repeats)
+    figures = quantity.measure(size, files, repeats)
     return figures | {"mib": read_peak_mib() - before, "wall_s": time.monotonic() - begin}
-
-
-def preload() -> None:
-    """Import what most quantities import, whose memory does not grow."""
-    for module in ("pyarrow.dataset", "pyarrow.parquet", "scipy.sparse", "torch", "transformers"):
-        importlib.import_module(module)
 
 
 def main() -> None:

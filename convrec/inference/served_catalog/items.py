@@ -21,7 +21,14 @@ import pyarrow as pa
 from convrec.base.errors import UserError
 from convrec.data.chat import special_tokens
 from convrec.data.tokenizer import check_text
-from convrec.features.constrained.catalog_trie import CatalogTrie, catalog_trie, join_lines, make_trie, select_lines
+from convrec.features.constrained.catalog_trie import (
+    CatalogTrie,
+    catalog_trie,
+    join_lines,
+    limit_cached_tries,
+    make_trie,
+    select_lines,
+)
 from convrec.features.constrained.lines import encode_lines
 from convrec.inference.served_catalog.columns import ITEM, check_columns, read_columns
 from convrec.inference.served_catalog.item_record import RecordReader
@@ -429,7 +436,7 @@ class ServedCatalog:
         _ = lines.trie  # built here, not in a request
         number_by_id = {item.item_id: n for n, item in items.items()}
 
-        @lru_cache(MAX_CACHED_SELECTIONS)
+        @lru_cache(limit_cached_tries(MAX_CACHED_SELECTIONS, len(lines.row_W)))
         def select_trie(numbers: frozenset[int], folder: Path = self._folder) -> TrieFile:  # without self: no cycle
             return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), folder)
 
