@@ -215,7 +215,7 @@ def make_trie(lines: LineTokens, rows: Rows, items: Rows, left_out: Rows, eos: i
 
 
 def limit_cached_tries(most: int, num_lines: int) -> int:
-    """Return how many tries of a catalog with this number of lines a process caches: `most`, or fewer if it is large."""
+    """Return how many tries of a catalog with `num_lines` lines a process caches: `most`, or fewer if it is large."""
     return max(1, min(most, MAX_CACHED_LINES // max(1, num_lines)))
 
 
