@@ -12,8 +12,8 @@ matching        titles: load the catalog, index it, read a new line of a list; m
                 that are taken for another item
 trie            titles: encode the lines, build, write and read the trie; one step of LISTS lists, all at the widest
                 place, each with EXCLUDED items excluded
-serving         titles: start the recommender without its engine (the trie's file is there), prepare a request, a list of
-                popular items, a request with a new condition, one with the same again, add an item
+serving         titles: start the recommender without its engine (the trie's file is there); prepare a request, one with
+                a new condition, one with the same again; list popular items; add an item
 retrieval       titles: fit on FEW_ROWS conversations, load, rank
 corpus          conversations of training, 7,404 titles: fit the retrieval, load, rank
 rows            rows of training for RL: open the file, read a row, shuffle and read the first batch, resume in the
