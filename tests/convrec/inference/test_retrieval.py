@@ -139,7 +139,7 @@ def test_a_request_ranks_only_the_items_that_it_can_use(
 ) -> None:
     monkeypatch.setattr("convrec.inference.recommender.DEPTH", 2)
     recommender = load(0.5)
-    for k, expected in ((1, "ah"), (3, "ahj"), (5, "ahjru")):  # r and u, which the retrieval does not know, come last
+    for k, expected in ((1, "ah"), (3, "ahj"), (5, "ahjur")):  # u and r, which no training row wants, come last
         request = recommender._prepare("monsters from space", k)
         found = [request.allowed.snapshot.items[number].item_id for number in request.retrieved]
         assert "".join(found) == expected, k
