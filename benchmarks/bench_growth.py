@@ -530,7 +530,8 @@ def write_rows_once(size: int, files: Path) -> None:
 
 
 READING = ("pyarrow.dataset", "pyarrow.parquet", "convrec.titles.matching")
-SERVING = (*READING, "transformers", "convrec.inference.recommender", "convrec.features.constrained.vllm_lists")
+TOKENIZER = ("transformers.models.auto.tokenization_auto", "transformers.generation.configuration_utils")
+SERVING = (*READING, *TOKENIZER, "convrec.inference.recommender", "convrec.features.constrained.vllm_lists")
 RETRIEVAL = (*READING, "sklearn.feature_extraction.text", "convrec.retrieval.folder")
 DATASETS = (*READING, "convrec.training.dataset", "torchdata.stateful_dataloader", "recipes.tiny_model")
 QUANTITIES = {
