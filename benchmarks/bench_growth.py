@@ -159,6 +159,7 @@ def measure_trie(size: int, files: Path, repeats: int) -> Figures:
     tokenizer, _ = load_model_tokenizer(files)
     file = files / f"catalog-{size}.parquet"
     matcher = Matcher(load_catalog(file))
+    remove_tries(size, files)
     lines, _ = clock.time("encode_s", lambda: catalog_trie(file, matcher, tokenizer, "\n", files))
     clock.time("write_s", lambda: save_catalog_trie(files / "trie.npz", lines))
     lines = clock.time("read_s", lambda: load_catalog_trie(files / "trie.npz"))
@@ -178,6 +179,16 @@ def measure_trie(size: int, files: Path, repeats: int) -> Figures:
     logits_BV = torch.zeros(LISTS, len(tokenizer))
     figures["mask_ms"] = 1e3 * measure_seconds(lambda: lists.mask(logits_BV, keys_B, keys_B), repeats)
     return figures | measure_walks(lines, excluded, rng)
+
+
+def list_tries(size: int, files: Path) -> list[Path]:
+    """Return the files in which a catalog's encoded lines are cached."""
+    return list(files.glob(f"catalog-{size}.parquet.trie-*"))
+
+
+def remove_tries(size: int, files: Path) -> None:
+    for file in list_tries(size, files):
+        file.unlink()
 
 
 def measure_walks(lines: Any, excluded: list[int], rng: random.Random) -> Figures:
@@ -524,6 +535,19 @@ def write_catalog_and_model(size: int, files: Path) -> None:
         write_model(files)
 
 
+def write_catalog_and_trie(size: int, files: Path) -> None:
+    """Write what a start of a service finds: also the encoded lines, as its first start leaves them."""
+    from convrec.features.constrained.catalog_trie import catalog_trie
+    from convrec.titles.catalog import load_catalog
+    from convrec.titles.matching import Matcher
+
+    write_catalog_and_model(size, files)
+    if not list_tries(size, files):
+        file = files / f"catalog-{size}.parquet"
+        tokenizer, _ = load_model_tokenizer(files)
+        catalog_trie(file, Matcher(load_catalog(file)), tokenizer, "\n", files)
+
+
 def write_rows_once(size: int, files: Path) -> None:
     if not (files / f"rows-{size}.parquet").exists():
         write_rows(size, files)
@@ -537,7 +561,7 @@ DATASETS = (*READING, "convrec.training.dataset", "torchdata.stateful_dataloader
 QUANTITIES = {
     "matching": Quantity("titles", measure_matching, (*READING, "bench_matching"), write_catalog_and_model),
     "trie": Quantity("titles", measure_trie, SERVING, write_catalog_and_model),
-    "serving": Quantity("titles", measure_serving, SERVING, write_catalog_and_model),
+    "serving": Quantity("titles", measure_serving, SERVING, write_catalog_and_trie),
     "retrieval": Quantity("titles", measure_retrieval, RETRIEVAL, write_catalog_and_model),
     "corpus": Quantity("conversations of training", measure_corpus, RETRIEVAL, write_small_catalog),
     "rows": Quantity("rows of training", measure_rows, DATASETS, write_rows_once),
