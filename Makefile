@@ -101,12 +101,30 @@ image: ## an image of the locked versions, by docker, podman or buildah: EXTRA=g
 lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml
 	@scripts/lock.sh
 
-bench: setup ## six of benchmarks/: matching, loss, conversion, remap_adjust; training, validation (after `make demo`); an hour
+# $(call run_bench,NAME,OPTIONS): those of the figures in the manual and in notes/benchmarks.md
+LEVELS := 1,10,50,100
+run_bench = @echo $(1); $(PY) benchmarks/bench_$(1).py $(2) > outputs/bench/$(1).json
+
+bench: setup ## every benchmark, into outputs/bench/NAME.json, after `make demo`; SMOLLM2=FOLDER: also engine and memory; three hours
 	@mkdir -p outputs/bench
-	@for name in matching loss conversion remap_adjust; do echo $$name; \
-	  $(PY) benchmarks/bench_$$name.py > outputs/bench/$$name.json || exit 1; done
-	@for name in training validation; do echo $$name; \
-	  $(PY) benchmarks/bench_$$name.py --demo outputs/demo > outputs/bench/$$name.json || exit 1; done
+	$(call run_bench,loss,--repeats 25)
+	$(call run_bench,log_probs)
+	$(call run_bench,matching)
+	$(call run_bench,conversion)
+	$(call run_bench,remap_adjust)
+	$(call run_bench,checkpoint)
+	$(call run_bench,driver)
+	$(call run_bench,constrained_update,--lists 2 --repeats 3)
+	$(call run_bench,constrained_decoding,--hidden 128 --layers 2 --repeats 3)
+	$(call run_bench,training,--demo outputs/demo)
+	$(call run_bench,validation,--demo outputs/demo)
+	$(call run_bench,replicas,--demo outputs/demo --contexts 500 --rounds 1)
+	$(call run_bench,serving,--model outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet --levels $(LEVELS))
+	$(call run_bench,growth)
+ifdef SMOLLM2
+	$(call run_bench,engine,--model $(SMOLLM2) --rows 3 --shortest 200 --longest 400 --completion 100 --ways engine plain)
+	$(call run_bench,memory,--model $(SMOLLM2) --data outputs/demo/data)
+endif
 
 chaos: setup ## a run of the demo's model with a fault in every start, MINUTES=30 of them, against an undisturbed one
 	@$(PY) benchmarks/chaos.py --demo outputs/demo --out outputs/chaos --minutes $(or $(MINUTES),30)

@@ -12,7 +12,6 @@ The two take turns, and change places every time; the disk is quiet before each 
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -21,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from machine import print_report
 
 from convrec.checkpoints import manifest
 
@@ -80,7 +80,7 @@ def main() -> None:
 
     medians = {name: round(statistics.median(values), 3) for name, values in seconds.items()}
     result = {"mib": round(size / 2**20), "turns": options.turns, "seconds": medians}
-    print(json.dumps({**result, "wall_ratio": ratios(seconds), "cpu_ratio": ratios(cpu)}))
+    print_report({**result, "wall_ratio": ratios(seconds), "cpu_ratio": ratios(cpu)})
 
 
 if __name__ == "__main__":

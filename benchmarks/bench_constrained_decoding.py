@@ -2,8 +2,9 @@
 
 python benchmarks/bench_constrained_decoding.py [--lists 256] [--hidden 896] [--layers 24] [--tokens 96] [--repeats 5]
 
-A Qwen2 of that size with random weights and 151,936 words. The tokenizer is that of bench_trie.py (--tokenizer as
-there), the catalog 7,404 generated titles (--catalog: that one). Two engines in processes of their own take turns:
+A Qwen2 of that size with random weights and 151,936 words. The tokenizer is that of generated.make_tekken
+(--tokenizer FOLDER: that one), the catalog 7,404 generated titles (--catalog: that one). Two engines in processes of
+their own take turns:
 
 free         vLLM without a logits processor
 constrained  with this program's, each list with 10 items excluded; `prepared but free`: the same engine without asking
@@ -14,7 +15,6 @@ greedy; ratios are medians of the rounds' ratios.
 """
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from bench_trie import generated_catalog, load_tokenizer, tekken
+from generated import generate_catalog, load_tokenizer, make_tekken
+from machine import print_report
 
 from convrec.features.constrained.catalog_trie import build_catalog_trie, save_catalog_trie
 from convrec.inference.engines.engine_settings import disable_compiler, engine_settings
@@ -55,8 +56,8 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM and gloo say things on the standard output, which is to be JSON alone
     rng = random.Random(options.seed)
-    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else tekken()
-    films = load_catalog(options.catalog) if options.catalog else generated_catalog(options.items, rng)
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else make_tekken()
+    films = load_catalog(options.catalog) if options.catalog else generate_catalog(options.items, rng)
     catalog = build_catalog_trie(Matcher(films, "fuzzy" if options.catalog else "exact"), tokenizer, "\n")
 
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +66,7 @@ def main() -> None:
         model = write_config(Path(folder) / "model", options.hidden, options.layers)
         report = compare(options, model, trie_file, len(films), rng)
     report |= {"items": catalog.num_items, "tokenizer": len(tokenizer), "lists": options.lists, "words": WORDS}
-    print(json.dumps(report, indent=2), file=out, flush=True)
+    print_report(report, out)
 
 
 def write_config(folder: Path, hidden: int, layers: int) -> Path:

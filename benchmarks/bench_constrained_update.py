@@ -3,9 +3,9 @@
 python benchmarks/bench_constrained_update.py [--catalog CATALOG] [--lists 4] [--prompt 100] [--hidden 128] [--layers 2]
     [--device cuda --dtype bfloat16]
 
-A Qwen2 of that size with the vocabulary of bench_trie.py (--tokenizer as there) and lists of 20 items, with 10 items
-excluded each, sampled evenly from the allowed tokens; without --catalog titles are generated. Each round
-makes, one after the other, log-probs and their gradients with respect to all weights:
+A Qwen2 of that size with the vocabulary of generated.make_tekken (--tokenizer FOLDER: of that one) and lists of 20
+items, with 10 items excluded each, sampled evenly from the allowed tokens; without --catalog titles are generated. Each
+round makes, one after the other, log-probs and their gradients with respect to all weights:
 
 constrained  this program's: logits of allowed tokens alone, none at a forced token
 masked       the same log-probs from whole logits with a mask, as one would write it
@@ -20,7 +20,6 @@ reading the choices takes, once a step.
 """
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -33,7 +32,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
-from bench_trie import generated_catalog, load_tokenizer, tekken
+from generated import generate_catalog, load_tokenizer, make_tekken
+from machine import print_report
 
 from convrec.features.constrained.catalog_trie import build_catalog_trie
 from convrec.features.constrained.choices import ChoiceReader, joined
@@ -60,8 +60,8 @@ def main() -> None:
     device = torch.device(options.device)
     rng = random.Random(options.seed)
     torch.manual_seed(options.seed)
-    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else tekken()
-    films = load_catalog(options.catalog) if options.catalog else generated_catalog(options.items, rng)
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else make_tekken()
+    films = load_catalog(options.catalog) if options.catalog else generate_catalog(options.items, rng)
     catalog = build_catalog_trie(Matcher(films, "fuzzy" if options.catalog else "exact"), tokenizer, "\n")
     constraints = [[NUM_ITEMS, *rng.sample(range(len(films)), EXCLUDED)] for _ in range(options.lists)]
     walks = [Walk(catalog, constraint[0], constraint[1:]) for constraint in constraints]
@@ -148,7 +148,7 @@ def main() -> None:
             part: {way: seconds / of["constrained"] for way, seconds in of.items()} for part, of in medians.items()
         },
     }
-    print(json.dumps(report, indent=2))
+    print_report(report)
 
 
 def now(device: torch.device) -> float:

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
+from machine import print_report
 
 from convrec.data.schema import MESSAGES, format_prompt
 from convrec.titles.item import format_item
@@ -56,7 +57,7 @@ def main() -> None:
     options = arguments.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench_conversion_", dir=options.folder))
     try:
-        print(json.dumps(measure(folder, options.rows, random.Random(options.seed)), indent=2))
+        print_report(measure(folder, options.rows, random.Random(options.seed)))
     finally:
         shutil.rmtree(folder)
 

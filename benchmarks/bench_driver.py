@@ -7,7 +7,6 @@ the progress bar is told as in a real run. Nothing is trained.
 """
 
 import argparse
-import json
 import os
 import random
 import resource
@@ -15,6 +14,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from machine import print_report
 
 from convrec.checkpoints import saving
 from convrec.runs.folder import next_metrics_file
@@ -33,7 +34,7 @@ def main() -> None:
     steps = parser.parse_args().steps
     with tempfile.TemporaryDirectory() as folder:
         rows = list(simulate(Path(folder), steps))
-    print(json.dumps({"steps": steps, "parts": rows}, indent=1))
+    print_report({"steps": steps, "parts": rows})
 
 
 def simulate(run: Path, steps: int) -> Iterator[dict[str, float]]:

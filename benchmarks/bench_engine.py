@@ -33,6 +33,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from machine import print_report
+
 from convrec.checkpoints.models import resolve_model
 from recipes.launch.environment import make_process_environment, set_up_process
 
@@ -264,7 +266,7 @@ def main() -> None:
     ratio = round(max(plain) / figures["engine"]["tokens_per_second"], 3) if plain and "engine" in figures else None
     described = {key: str(value) for key, value in vars(options).items() if key not in ("profile", "words")}
     report = {"product_gflops": round(product, 1), "plain_against_engine": ratio, "ways": figures}
-    print(json.dumps({"options": described, **report}, indent=2))
+    print_report({"options": described, **report})
 
 
 if __name__ == "__main__":

@@ -15,14 +15,18 @@ the gradient of the head; `traffic` what the operations read and write, by their
 """
 
 import argparse
-import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests import this module as a part of benchmarks/
+from machine import print_report
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.utils.experimental.torch_functional import _fused_linear_for_ppo_bwd, _fused_linear_for_ppo_fwd
 
@@ -151,7 +155,7 @@ def main() -> None:
             report[name]["seconds"].append(measure_seconds(partial(run, way, head), options.device))
     for figures in report.values():
         figures["seconds"] = round(statistics.median(figures["seconds"]), 3)
-    print(json.dumps({**vars(options), "chunk": CHUNK, "ways": report}, indent=2))
+    print_report({**vars(options), "chunk": CHUNK, "ways": report})
 
 
 if __name__ == "__main__":

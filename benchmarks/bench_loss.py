@@ -14,7 +14,6 @@ torch.compile.
 
 import argparse
 import importlib.util
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 from bench_log_probs import measure_peak
+from machine import print_report
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from convrec.lists.token_ranks import VocabTable, reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
@@ -33,13 +33,15 @@ NEWLINE, WORDS = 1, 2000  # token ids: 0 ends, 1 is a new line, the others are w
 EOS = [0]
 
 
-def make_batch(device: str) -> tuple[torch.Tensor, torch.Tensor, VocabTable]:
-    """(responses (B, T), response mask (B, T), the vocabulary's table)."""
+def make_batch(
+    device: str, num_lists: int = B, num_ranks: int = RANKS, num_tokens: int = T
+) -> tuple[torch.Tensor, torch.Tensor, VocabTable]:
+    """Return (responses (B, T), response mask (B, T), the vocabulary's table); a rank has 8 to 11 tokens."""
     generator = torch.Generator().manual_seed(3407)
-    responses = torch.randint(2, WORDS, (B, T), generator=generator)
-    mask = torch.zeros(B, T, dtype=torch.long)
-    for row in range(B):
-        lengths = torch.randint(8, 12, (RANKS,), generator=generator)
+    responses = torch.randint(2, WORDS, (num_lists, num_tokens), generator=generator)
+    mask = torch.zeros(num_lists, num_tokens, dtype=torch.long)
+    for row in range(num_lists):
+        lengths = torch.randint(8, 12, (num_ranks,), generator=generator)
         ends = lengths.cumsum(0)
         responses[row, ends - 1] = NEWLINE
         responses[row, ends[-1]] = EOS[0]
@@ -212,7 +214,7 @@ def main() -> None:
             ratios = [ours / theirs for ours, theirs in zip(times["rank_grpo"], times[name], strict=True)]
             report[f"times {name}"] = round(statistics.median(ratios), 3)
     report["times floor"] = round(report["rank_grpo"]["ms"] / report["floor"]["ms"], 2)
-    print(json.dumps(report, indent=2))
+    print_report(report)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
+from machine import print_report
 from omegaconf import DictConfig, OmegaConf
 
 from convrec.settings.run import Run
@@ -127,9 +128,12 @@ def main() -> None:
     parser.add_argument("--response", type=int, default=256)
     parser.add_argument("--interval", type=float, default=0.5)
     options = parser.parse_args()
+    runs = []
     for tokens in options.tokens:
         with tempfile.TemporaryDirectory(prefix="bench-memory-") as folder:
-            print(json.dumps(train(options, Path(folder), tokens)), flush=True)
+            runs.append(train(options, Path(folder), tokens))
+            print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+    print_report({"runs": runs})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ of this program, as a comparison; --epochs are the passes of its fit.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+from machine import print_report
 
 from convrec.data.schema import TRUTH, format_prompt
 from convrec.titles.item import format_item
@@ -68,7 +68,7 @@ def main() -> None:
             report[name]["summary"] = {k: v for k, v in record["summary"].items() if k != "warnings"}
             print(f"{name:8} {report[name]['seconds']:8.1f} s   {report[name]['cpu_seconds']:8.1f} CPU s   "
                   f"{report[name]['peak_mib']:6,} MiB", file=sys.stderr)  # fmt: skip
-    print(json.dumps(report))
+    print_report(report)
 
 
 def measure(command: list[str], checkout: Path) -> dict:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_validation import PROMPT, RESPONSE, VLLM, child, contexts
+from machine import print_report
 
 KINDS = ("ours", "ray data")
 BATCH = 64
@@ -59,7 +60,7 @@ def main() -> None:
         | {"texts unlike those of the first": sum(a != b for a, b in zip(texts[label], first, strict=True))}
         for label, rounds in seconds.items()
     }
-    print(json.dumps({"contexts": len(prompts), "medians, s": report, "rounds": seconds}, indent=2))
+    print_report({"contexts": len(prompts), "medians, s": report, "rounds": seconds})
 
 
 def run(folder: Path, kind: str, replicas: int, model: str, prompts: list[Any]) -> tuple[float, list[str]]:

@@ -32,6 +32,7 @@ from typing import Any
 
 import httpx
 import psutil
+from machine import print_report
 
 from convrec.base.gpus import usable_gpus
 from convrec.checkpoints.models import resolve_model
@@ -296,7 +297,7 @@ def main() -> None:
         try:
             for address, process, log in zip((ours_at, plain_at), processes, logs, strict=False):
                 wait_for(address, process, log)
-            print(json.dumps(measure(options, ours_at, plain_at, processes[0]), indent=1))
+            print_report(measure(options, ours_at, plain_at, processes[0]))
         finally:
             for process in processes:
                 process.terminate()

@@ -24,6 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from machine import print_report
 
 from convrec.checkpoints.models import resolve_model
 from convrec.inference.generate import generate, reuse_engines
@@ -112,7 +113,7 @@ def main() -> None:
     }
     for kind in ("evaluation", "training"):
         report[f"{kind} / plain"] = round(statistics.median(one["plain"] / one[kind] for one in rounds), 3)
-    print(json.dumps(report, indent=2))
+    print_report(report)
 
 
 def plain_vllm(folder: Path, model: str, prompts: list[Any]) -> tuple[float, int]:

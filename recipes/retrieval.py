@@ -138,7 +138,7 @@ def write_candidates(
         validate_rl_table(file, allow_empty_ground_truth=True, dated=matcher.catalog.dated)
 
     def add_candidates(row: Mapping[str, Any]) -> dict[str, Any]:
-        items = retriever.rank(read_row(row, matcher))[:count]
+        items = retriever.rank(read_row(row, matcher), count=count)
         (prompt, *_) = row["prompt"]
         content = with_candidates(prompt["content"], [lines[item] for item in items])
         return {**row, "prompt": [prompt | {"content": content}]}

@@ -17,7 +17,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from bench_matching import dated, misspell
+from generated import list_dated_items, misspell
 from rapidfuzz.distance import OSA
 
 from convrec.titles.catalog import Catalog, load_catalog
@@ -71,7 +71,7 @@ def main() -> None:
     rng = random.Random(options.seed)
     catalog = load_catalog(options.catalog)
     known = {fold(title) for title in catalog.titles}
-    foreign = [film for film in dated(load_catalog(options.foreign)) if fold(film[0]) not in known]
+    foreign = [film for film in list_dated_items(load_catalog(options.foreign)) if fold(film[0]) not in known]
     matcher = Matcher(catalog)
     similar = Similar(matcher, foreign, rng)
     if options.curve:
@@ -94,10 +94,12 @@ def lines(matcher: Matcher, foreign: list[Film], rng: random.Random) -> dict:
         return matcher.identify(*item).index if item else -1
 
     for name, form in LINES.items():
-        found = [is_title(catalog, find_row(form, film), film[0]) for film in dated(catalog)]
+        found = [is_title(catalog, find_row(form, film), film[0]) for film in list_dated_items(catalog)]
         false = [find_row(form, film) >= 0 for film in foreign]
         table[name] = {"missed": 1 - share(found), "false": share(false)}
-    written = [(" ".join(WAYS.get(word.lower(), word) for word in t.split()), t, year) for t, year in dated(catalog)]
+    written = [
+        (" ".join(WAYS.get(word.lower(), word) for word in t.split()), t, year) for t, year in list_dated_items(catalog)
+    ]
     found = [is_title(catalog, find_row(LINES["Heat (1995)"], (w, y)), t) for w, t, y in written if w != t]
     table["13 for Thirteen, Doctor for Dr., ..."] = {"missed": 1 - share(found), "of": len(found)}
     return table
@@ -105,7 +107,7 @@ def lines(matcher: Matcher, foreign: list[Film], rng: random.Random) -> dict:
 
 def spellings(matcher: Matcher) -> dict:
     by_form = defaultdict(list)
-    for title, year in dated(matcher.catalog):
+    for title, year in list_dated_items(matcher.catalog):
         by_form[fold(title), year].append((title, year))
     hits = [
         matcher.match([parse_item(f"{written[0]} ({written[1]})")], [truth], []).relevance[0]
@@ -122,7 +124,7 @@ class Similar:
 
     def __init__(self, matcher: Matcher, foreign: list[Film], rng: random.Random):
         self.matcher, catalog = matcher, matcher.catalog
-        films = dated(catalog)
+        films = list_dated_items(catalog)
         shifted = [(title, year + shift) for title, year in foreign for shift in (0, -1, 1)]
         self.misspelt = {f"{typos} typo": misspelt(films, typos, rng) for typos in (1, 2)}
         self.others = {"other word": with_other_word(films, foreign, rng), "foreign": shifted}

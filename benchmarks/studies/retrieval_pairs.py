@@ -20,7 +20,7 @@ from benchmarks.studies.retrieval_study import CONSTRAINED, ITEMS, PROMPT, SEEDS
 from convrec.base.files import read_json, write_table, write_text
 from convrec.lists.settings import ListSettings
 from convrec.retrieval.folder import load, load_notes
-from convrec.retrieval.retriever import Fusion
+from convrec.retrieval.retriever import DEPTH, Fusion
 from recipes.evaluation.retrieval import retrieve
 from recipes.evaluation.scoring import Scored, score_responses
 from recipes.evaluation.split import Split, read_split, to_items
@@ -95,7 +95,7 @@ def retrieved(out: Path, data: str) -> tuple[Split, list[list[int]]]:
     catalog = out / "data" / "catalog.parquet"
     split = read_split(out / data / "test.parquet", catalog, ListSettings(num_items=ITEMS))
     retriever, _ = load(out / "retrieval", catalog, split.matcher)
-    return split, retrieve(split, retriever)
+    return split, retrieve(split, retriever, max(DEPTH, ITEMS))
 
 
 def requests_of(data: Path) -> list[str]:

@@ -1,7 +1,12 @@
 """A request for a list, ready for the engine: its prompt, and the items that the list may contain."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from convrec.inference.served_catalog.snapshot import Snapshot, TrieFile
 
@@ -40,9 +45,16 @@ class AllowedItems:
     length: int
     shortage: str | None
 
-    def remaining(self) -> set[int]:
-        """Return the numbers of the items that the list may contain."""
-        return set(self.trie.trie.item_W.tolist()) - set(self.excluded)
+    @cached_property
+    def remaining(self) -> npt.NDArray[np.int32]:
+        """The numbers of the items that the list may contain, ascending."""
+        return np.setdiff1d(self.trie.trie.item_W, self.excluded)
+
+    def find_popular(self, count: int, known: Collection[int] = ()) -> list[int]:
+        """Return the `count` most popular items that the list may contain, without the known ones."""
+        popular_M = self.snapshot.popular_M
+        is_candidate_M = np.isin(popular_M, self.remaining) & ~np.isin(popular_M, [*known])
+        return popular_M[is_candidate_M][:count].tolist()
 
 
 @dataclass(frozen=True)
@@ -54,7 +66,7 @@ class ListRequest:
         allowed: the items that the list may contain.
         num_items: items that the model writes; with a retrieval, possibly more than the list has.
         questions: open questions, in the form of `Walk`'s `excluded`.
-        retrieved: all items that may be listed, as the retrieval ranks them; [] without a retrieval.
+        retrieved: the first items that may be listed, as the retrieval ranks them; [] without a retrieval.
         liked: items that an explanation may refer to; None if no explanations were requested.
     """
 

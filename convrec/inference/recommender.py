@@ -15,7 +15,6 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -308,11 +307,9 @@ class Recommender:
                 f"fallback: the popularity of items is unknown. Use --train, or add a column {COLUMN} to the catalog.",
             )
         request = self._requests.build(conversation, k, waits=False, **filters)
-        allowed = request.allowed
-        remaining = allowed.remaining()
-        ranked = request.retrieved or (number for number in allowed.snapshot.popular if number in remaining)
-        best = enumerate(islice(ranked, allowed.length), 1)
-        items = tuple(self._make_item(request, number, rank, None) for rank, number in best)
+        length = request.allowed.length
+        ranked = request.retrieved[:length] or request.allowed.find_popular(length)
+        items = tuple(self._make_item(request, number, rank, None) for rank, number in enumerate(ranked, 1))
         return self._make_answer(request, items, fallback=True)
 
     async def apopular(self, conversation: Conversation, k: int = 20, **filters: Unpack[Filters]) -> Recommendations:

@@ -22,6 +22,7 @@ from convrec.inference.served_catalog.columns import find_items
 from convrec.inference.served_catalog.items import ServedCatalog
 from convrec.inference.served_catalog.snapshot import Snapshot
 from convrec.inference.served_model import ServedModel
+from convrec.retrieval.retriever import DEPTH
 from convrec.titles.item import NO_YEAR, format_item
 
 
@@ -91,12 +92,13 @@ class RequestBuilder:
         num_items = allowed.length
         retrieved: list[int] = []
         if self.retrieval:
-            remaining = allowed.remaining()
             first_turns = strip_questions(text) if self.questions else text  # an answer does not change candidates
             named = self.find_items("seen", seen, snapshot) | liked_items
-            retrieved = self.retrieval.rank(first_turns, named, remaining, snapshot)
             if self.retrieval.fusion:  # a model's list of the length for which the weight was chosen, whatever k is
-                num_items = min(max(k, min(self.model.lists.num_items, self.catalog.max_items)), len(remaining))
+                usual_length = min(self.model.lists.num_items, self.catalog.max_items)
+                num_items = min(max(k, usual_length), len(allowed.remaining))
+            num_retrieved = max(k, self.model.candidates, DEPTH)
+            retrieved = self.retrieval.rank(first_turns, named, allowed, num_retrieved)
         return ListRequest(
             prompt=self._encode_prompt(text, k, allowed, num_items, retrieved),
             allowed=allowed,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from convrec.inference.list_request import AllowedItems
 from convrec.inference.served_catalog.snapshot import LINE, Snapshot
 from convrec.lists.settings import ListSettings, make_matcher
 from convrec.retrieval.conversations import Conversation
@@ -39,24 +40,25 @@ class ServedRetrieval:
         self._lines = [LINE + normalise(line) for line in matcher.catalog.lines]
         self._cached_numbers: tuple[Snapshot, np.ndarray] | None = None
 
-    def rank(self, text: str, named: Set[int], left: Set[int], snapshot: Snapshot) -> list[int]:
+    def rank(self, text: str, named: Set[int], allowed: AllowedItems, count: int) -> list[int]:
         """Rank the items that may be listed, best first.
 
         Args:
             text: the conversation.
             named: numbers of the items that count as named in it.
-            left: numbers of the items that may be listed.
-            snapshot: the catalog.
+            allowed: the items that may be listed.
+            count: number of items.
 
         Returns:
-            All numbers of `left`. Items that the retrieval does not know come last, popular ones first.
+            The numbers of the items. Those that the retrieval does not know come last, popular ones first.
         """
-        numbers_M = self._find_numbers(snapshot)
+        numbers_M = self._find_numbers(allowed.snapshot)
         rows = np.flatnonzero(np.isin(numbers_M, [*named]))
-        ranked_rows = self._retriever.rank(Conversation(text, rows.tolist()), np.isin(numbers_M, [*left]))
+        is_allowed_M = np.isin(numbers_M, allowed.remaining)
+        ranked_rows = self._retriever.rank(Conversation(text, rows.tolist()), is_allowed_M, count)
         numbers = [*dict.fromkeys(numbers_M[ranked_rows].tolist())]
-        unknown = left - {*numbers}
-        return numbers + [number for number in snapshot.popular if number in unknown]
+        missing = count - len(numbers)
+        return numbers + (allowed.find_popular(missing, numbers) if missing else [])
 
     def warm(self, snapshot: Snapshot) -> None:
         """Compute the data that all requests of a snapshot share."""

@@ -34,7 +34,7 @@ def explain_item(number: int, liked: Collection[int], snapshot: Snapshot) -> str
     if genres:
         return f"{_join_words(genres[:MAX_GENRES])}, like {similar.clean_title}, which you liked."
     times = snapshot.count_mentions(number)
-    if times > snapshot.count_mentions(snapshot.popular[len(snapshot.popular) // 10]):
+    if times > snapshot.count_mentions(int(snapshot.popular_M[len(snapshot.items) // 10])):
         return f"Wanted {_format_count(times)}, more often than nine of ten others."
     return None
 

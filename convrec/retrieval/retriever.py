@@ -112,7 +112,11 @@ class Retriever:
         self.wanted_M = np.asarray(self.wanted_RM.sum(axis=0)).ravel()
 
     def lists(
-        self, asked: Conversation, allowed_M: np.ndarray | None = None, names: Iterable[str] | None = None
+        self,
+        asked: Conversation,
+        allowed_M: np.ndarray | None = None,
+        names: Iterable[str] | None = None,
+        num_popular: int | None = None,
     ) -> dict[str, list[int]]:
         """Return the list of each part, and of POPULARITY.
 
@@ -122,9 +126,10 @@ class Retriever:
             asked: the conversation.
             allowed_M: whether each item may be listed; None for all.
             names: the parts; None for those with a weight.
+            num_popular: length of the list of POPULARITY; None for all items that are relevant in training rows.
 
         Returns:
-            Part -> its DEPTH best items; POPULARITY -> all items that are relevant in training rows.
+            Part -> its DEPTH best items; POPULARITY -> the items that are relevant in most training rows.
         """
         left_out = self._find_own_rows(asked)
         wanted_M = self.wanted_M - np.asarray(self.wanted_RM[left_out].sum(axis=0)).ravel()
@@ -136,7 +141,7 @@ class Retriever:
             items = items[scores_M[items] >= find_threshold(scores_M[items], count)]
             return items[np.lexsort((-wanted_M[items], -scores_M[items]))][:count].tolist()
 
-        lists = {POPULARITY: find_best(wanted_M, len(wanted_M))}
+        lists = {POPULARITY: find_best(wanted_M, len(wanted_M) if num_popular is None else num_popular)}
         for name in [name for name in PARTS if self.choice.weights.get(name)] if names is None else names:
             scores_M = getattr(self, name).score_items(asked.text, asked.named, left_out)
             if name != "text":
@@ -154,18 +159,19 @@ class Retriever:
         is_own_R[self.prefix_row_P[self.prefix_P == whole]] = True
         return np.flatnonzero(is_own_R)
 
-    def rank(self, asked: Conversation, allowed_M: np.ndarray | None = None) -> list[int]:
+    def rank(self, asked: Conversation, allowed_M: np.ndarray | None = None, count: int | None = None) -> list[int]:
         """Rank items, best first: those of the parts, then popular ones.
 
         Args:
             asked: the conversation. Seen items are in no list, and its own training rows do not count.
             allowed_M: whether each item may be listed; None for all. It stays as it is.
+            count: number of items; None for all that the training rows name.
 
         Returns:
             The items, as their first catalog rows, without repetitions. Items that no part scores and that are relevant
             in no training row are missing.
         """
-        return self.choice.fused(self.lists(asked, allowed_M))
+        return self.choice.fused(self.lists(asked, allowed_M, num_popular=count))[:count]
 
 
 def fit(rows: Iterable[Conversation], count: int, items: int) -> dict[str, Any]:

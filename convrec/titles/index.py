@@ -36,7 +36,17 @@ from rapidfuzz import fuzz, process
 
 from convrec.titles.blocks import SAME_YEAR, Block, TitleBlocks, make_compared_text
 from convrec.titles.catalog import Catalog
-from convrec.titles.forms import NUMBER_WORDS, fold, fold_parts, forms, make_short_forms, normalise, numbers
+from convrec.titles.forms import (
+    NUMBER_WORDS,
+    Forms,
+    fold,
+    fold_parts,
+    forms,
+    make_short_forms,
+    normalise,
+    numbers,
+    split_parts,
+)
 from convrec.titles.word_guard import WordGuard
 
 FUZZY = frozenset({"fuzzy", "lenient"})
@@ -76,7 +86,15 @@ class TitleIndex:
         self.fuzzy_cutoff = fuzzy_cutoff
         is_fuzzy = mode in FUZZY
         titles = list(catalog.titles) if mode == "reference" else [normalise(title) for title in catalog.titles]
-        self.items = catalog.first_rows(catalog.compute_spelling_forms() if is_fuzzy and catalog.dated else titles)
+        names = [*zip(range(len(catalog)), catalog.titles, titles, strict=True)]
+        if mode != "reference":
+            names += _list_aliases(catalog)
+        # Computed once and held: the cache of `forms` is smaller than a large catalog.
+        forms_N = [forms(name) for _, name, _ in names] if is_fuzzy else []
+        item_titles = titles
+        if is_fuzzy and catalog.dated:
+            item_titles = [name_forms.spelling or title for name_forms, title in zip(forms_N, titles, strict=False)]
+        self.items = catalog.first_rows(item_titles)
         self.rows = _group_rows(self.items)
         self.keys = _compute_item_keys(catalog, titles)
         self.by_title: dict[str, list[int]] = {}
@@ -86,17 +104,15 @@ class TitleIndex:
         self._by_letters: dict[tuple[str, int], int] = {}
         self._by_short_form: dict[tuple[str, int], int] = {}
         self._blocks = TitleBlocks()
-        names = [*zip(range(len(catalog)), catalog.titles, titles, strict=True)]
-        if mode != "reference":
-            names += _list_aliases(catalog)
-        words = {word for _, name, _ in names for word in fold(name).split()} if is_fuzzy else set()
-        self.word_guard = WordGuard(words, fuzzy_cutoff)
-        for row, name, key in names:
+        self.word_guard = WordGuard(
+            {word for name_forms in forms_N for word in name_forms.folded.split()}, fuzzy_cutoff
+        )
+        for number, (row, name, key) in enumerate(names):
             year = catalog.years[row]
             if year is not None:
                 self.by_title.setdefault(key, []).append(row)
                 if is_fuzzy:
-                    self._index_folded(row, year, name)
+                    self._index_folded(row, year, name, forms_N[number])
         self._blocks.split_large()
 
     def find_nearest_year(self, rows: Sequence[int], year: int) -> int:
@@ -164,15 +180,14 @@ class TitleIndex:
         items.discard(-1)
         return _find_unique(items)
 
-    def _index_folded(self, row: int, year: int, name: str) -> None:
-        name_forms = forms(name)
+    def _index_folded(self, row: int, year: int, name: str, name_forms: Forms) -> None:
         folded = name_forms.folded
         if not folded:
             return
         self.by_folded.setdefault(folded, []).append(row)
         self.by_spelling.setdefault(name_forms.spelling, []).append(row)
         self._claim(self._by_letters, name_forms.letters, year, row)
-        if self.catalog.dated:
+        if self.catalog.dated and len(split_parts(name)) > 1:
             for form in make_short_forms(fold_parts(name)):
                 self._claim(self._by_short_form, form, year, row)
         if len(folded) < SHORTEST_MISSPELT:

@@ -197,5 +197,5 @@ def iter_retrieval_lists(folder: Path, num_items: int, matcher: Matcher) -> Iter
     retriever = Retriever(fit(rows, count_rows(train), len(catalog)), catalog.titles, Choice())
     usable_M = np.array([year is not None for year in catalog.years])
     for row in read_rows(folder / ROWS, RL_SCHEMA.names):
-        items = retriever.rank(read_row(row, matcher), usable_M)[:num_items]
+        items = retriever.rank(read_row(row, matcher), usable_M, num_items)
         yield row["sample_id"], "\n".join(lines[m] for m in items)

@@ -62,8 +62,8 @@ def rank_by_retrieval(split: Split, train: Rows, num_items: int) -> Lists:
     Raises:
         UserError: nothing can be fitted on the training rows.
     """
-    lists = retrieve(split, fit_retriever(split, train.rows))
-    return [to_items(split.catalog, items[:num_items]) for items in lists]
+    lists = retrieve(split, fit_retriever(split, train.rows), num_items)
+    return [to_items(split.catalog, items) for items in lists]
 
 
 def rank_by_neighbours(split: Split, train: Rows, num_items: int) -> Lists:

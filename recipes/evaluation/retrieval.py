@@ -32,7 +32,7 @@ def fit_retriever(split: Split, train_rows: Sequence[dict[str, Any]]) -> Retriev
     return Retriever(fit(conversations, len(train_rows), len(split.catalog)), split.catalog.titles, Choice())
 
 
-def retrieve(split: Split, retriever: Retriever) -> list[list[int]]:
+def retrieve(split: Split, retriever: Retriever, count: int) -> list[list[int]]:
     """Rank catalog items for each row of a split.
 
     Training rows of the same conversation do not count. Rows with the same prompt share one list object.
@@ -40,6 +40,7 @@ def retrieve(split: Split, retriever: Retriever) -> list[list[int]]:
     Args:
         split: the rows.
         retriever: fitted for the same catalog.
+        count: length of the lists.
 
     Returns:
         One list of catalog rows per row, best first, without seen items.
@@ -49,7 +50,7 @@ def retrieve(split: Split, retriever: Retriever) -> list[list[int]]:
     reader = split.reader
     for conversation in (read_row(row, split.matcher, reader) for row in split.rows):
         key = (conversation.text, conversation.name, *conversation.seen)
-        lists.append(lists_by_key.get(key) or lists_by_key.setdefault(key, retriever.rank(conversation)))
+        lists.append(lists_by_key.get(key) or lists_by_key.setdefault(key, retriever.rank(conversation, count=count)))
     return lists
 
 

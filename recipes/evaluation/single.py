@@ -10,7 +10,7 @@ from convrec.data.damage import REPORT
 from convrec.inference.answers import Answer, GenerationRequest
 from convrec.judges.verdict import strip_thinking
 from convrec.lists.ranks import split_lines
-from convrec.retrieval.retriever import Fusion, Retriever
+from convrec.retrieval.retriever import DEPTH, Fusion, Retriever
 from convrec.titles.item import Item
 from recipes.evaluation.baselines import API, BASELINES, RETRIEVAL, generate_answers
 from recipes.evaluation.constrained import check_lists
@@ -153,7 +153,8 @@ def collect_lists(evaluation: Evaluation, answers: Answers) -> tuple[dict[str, L
             lists[name] = BASELINES[name](split, evaluation.data.train, evaluation.rules.lists.num_items)
     fusion = None
     if retriever:
-        retrieved = retrieve(split, retriever)
+        rules = evaluation.rules
+        retrieved = retrieve(split, retriever, max(DEPTH, rules.lists.num_items, *rules.ks))
         lists[RETRIEVAL] = _to_item_lists(evaluation, retrieved)
         of_model = lists.get("constrained", lists.get("model"))
         if of_model:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,9 +57,12 @@ class Split:
         in_file = len(self.rows) + len(self.damaged)
         return [number for number in range(in_file) if number not in self.damaged][: len(self.rows)]
 
-    @property
+    @cached_property
     def reader(self) -> Matcher:
-        """Matcher for seen titles; exact instead of `reference`, which would compare them case-sensitively."""
+        """Matcher for seen titles; exact instead of `reference`, which would compare them case-sensitively.
+
+        Cached, because callers ask for it in every row, and a matcher indexes the whole catalog.
+        """
         return Matcher(self.catalog, "exact") if self.matcher.mode == "reference" else self.matcher
 
     def find_relevant_rows(self, rows: Iterable[Mapping[str, Any]]) -> list[list[int]]:

@@ -39,6 +39,7 @@ END = 2
 FIRST = 3
 ONLY = 4
 Rows = Sequence[int]
+MAX_CACHED_LINES = 2**21  # lines of a process's cached tries together, a million of which take 400 MiB
 MAX_CACHED_ITEMS = 2**16  # items whose paths in the trie are cached: lists contain few of a large catalog's items
 
 
@@ -219,6 +220,11 @@ def make_trie(lines: LineTokens, rows: Rows, items: Rows, left_out: Rows, eos: i
         eos_token_id=eos,
         has_first_forms=lines.first is not None,
     )
+
+
+def limit_cached_tries(most: int, num_lines: int) -> int:
+    """Return how many tries of a catalog with `num_lines` lines a process caches: `most`, or fewer if it is large."""
+    return max(1, min(most, MAX_CACHED_LINES // max(1, num_lines)))
 
 
 def select_lines(trie: CatalogTrie, keep_W: npt.NDArray[np.bool_]) -> CatalogTrie:

@@ -8,6 +8,7 @@ from convrec.base.errors import UserError
 from convrec.lists.token_bytes import describe_tokenizer
 
 LINES_PER_CHECK = 64  # lines that the check encodes as one text
+LINES_PER_CALL = 1 << 16  # memory: the tokenizer's own record of a line is many times as large as its ids
 Tokens = list[list[int]]
 Encode = Callable[[Sequence[str]], Tokens]
 
@@ -70,7 +71,11 @@ def encode_lines(tokenizer: Any, lines: Sequence[str], delimiter: str) -> LineTo
     backend.no_padding()
 
     def encode(texts: Sequence[str]) -> Tokens:
-        return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        ids: Tokens = []
+        for start in range(0, len(texts), LINES_PER_CALL):
+            encodings = backend.encode_batch_fast(texts[start : start + LINES_PER_CALL], add_special_tokens=False)
+            ids += [encoding.ids for encoding in encodings]
+        return ids
 
     inner = encode([line + delimiter for line in lines])
     last = encode(lines)

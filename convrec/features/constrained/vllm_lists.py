@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from convrec.base.errors import UserError
-from convrec.features.constrained.catalog_trie import END, CatalogTrie, load_catalog_trie
+from convrec.features.constrained.catalog_trie import END, CatalogTrie, limit_cached_tries, load_catalog_trie
 from convrec.features.constrained.trie import Int64s
 from convrec.features.constrained.walk import Walk
 
@@ -225,7 +225,8 @@ class ListWriter:
             raise ValueError(f'constrained lists: start vLLM with additional_config={{"{TRIE}": FILE}}')
         self.file = Path(file)
         self.device = device
-        self._trie = lru_cache(MAX_CACHED_TRIES)(self._load_trie)
+        num_lines = len(load_catalog_trie(self.file).row_W)
+        self._trie = lru_cache(limit_cached_tries(MAX_CACHED_TRIES, num_lines))(self._load_trie)
         self._trie(self.file.name)
 
     def _load_trie(self, name: str) -> tuple[CatalogTrie, TrieMask]:

@@ -64,7 +64,7 @@ class RewardParts:
                         f"{SETTING}.{name}: the catalog {path} has no column mentions, and there is no TRAIN_FILE to "
                         "count them in. Add the column, or set TRAIN_FILE.",
                     )
-                self._values_M[name] = _score_mentions(name, _sum_per_item(numbers_M, first_rows_M))
+                self._values_M[name] = score_mentions(name, _sum_per_item(numbers_M, first_rows_M))
             elif name == "diversity.title":
                 self._labels_M[name] = [_trigrams(normalise(title)) for title in catalog.titles]
             elif name.startswith(DIVERSITY):
@@ -208,11 +208,13 @@ def _sum_per_item(numbers_M: Sequence[float], first_rows_M: Sequence[int] | None
     return np.bincount(first_rows_M, numbers_M, len(numbers_M)).tolist()
 
 
-def _score_mentions(name: str, numbers_M: Sequence[float]) -> list[float]:
+def score_mentions(name: str, numbers_M: Sequence[float]) -> list[float]:
+    """Return the values of the part `novelty` or `popularity` for each row of the catalog."""
     if name == "novelty":
         total = max(sum(numbers_M), 2.0)
         return [math.log(total / max(number, 1.0)) / math.log(total) for number in numbers_M]
-    return [number / max(max(numbers_M), 1.0) for number in numbers_M]
+    most = max(1.0, max(numbers_M, default=1.0))
+    return [number / most for number in numbers_M]
 
 
 def _score_diversity(new: Sequence[int], labels_M: Sequence[frozenset[str]], worst: float) -> list[float]:

@@ -92,7 +92,7 @@ class ServedCatalog:
             max_items=fitting_items,
             max_tokens=max_tokens,
         )
-        self._snapshot, unlisted = self._builder.build_first(base, matcher.index.items, columns, lines)
+        self._snapshot, unlisted = self._builder.build_first(base, matcher.index, columns, lines)
         self.problems = [*base.problems, *unlisted]
         print_problems(file, self.problems)
         self._lock = threading.RLock()

@@ -3,12 +3,14 @@
 import itertools
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from convrec.features.constrained.catalog_trie import CatalogTrie, save_catalog_trie
@@ -148,7 +150,7 @@ class Snapshot:
 
     def warm(self) -> None:
         """Compute the data that all requests share."""
-        _ = self.popular, self._ids
+        _ = self.popular_M, self._ids
 
     def count_mentions(self, number: int) -> int:
         """Return how often an item is relevant in the training data; 0 if unknown."""
@@ -156,9 +158,11 @@ class Snapshot:
         return int(item.columns.get(COLUMN) or 0) if self.mentions is None else self.mentions.get((item.line, None), 0)
 
     @cached_property
-    def popular(self) -> list[int]:
+    def popular_M(self) -> npt.NDArray[np.int64]:
         """All items by how often they are relevant in the training data, most often first; ties in catalog order."""
-        return sorted(self.items, key=lambda number: (-self.count_mentions(number), number))
+        numbers_M = np.array([*self.items], np.int64)
+        mentions_M = np.array([self.count_mentions(number) for number in self.items], np.int64)
+        return numbers_M[np.lexsort((numbers_M, -mentions_M))]
 
     @cached_property
     def _ids(self) -> list[str]:
@@ -179,19 +183,36 @@ def find_by_title(title: str, snapshot: Snapshot) -> list[int]:
     return list(snapshot.named.get(normalise(title)) or snapshot.named.get(FOLDED + fold(title)) or ())
 
 
-def add_names(named: dict[str, tuple[int, ...]], number: int, titles: Sequence[str], line: str | None) -> None:
-    """Add an item's titles and line to `Snapshot.named`.
+class ItemSpellings(NamedTuple):
+    """All spellings of an item.
 
-    Args:
-        named: changed in place.
-        number: the item's number.
-        titles: all its titles.
-        line: its line in a list; None if no list writes it.
+    Attributes:
+        number: of the item.
+        titles: its titles and aliases.
+        lines: the lines with which lists write it.
     """
-    keys = {key for title in titles for key in (normalise(title), FOLDED + fold(title))}
-    for key in sorted(keys | (set() if line is None else {LINE + normalise(line)})):
-        if number not in (numbers := named.get(key, ())):
-            named[key] = (*numbers, number)
+
+    number: int
+    titles: Sequence[str]
+    lines: Sequence[str]
+
+
+def add_names(named: dict[str, tuple[int, ...]], items: Iterable[ItemSpellings]) -> None:
+    """Add the names of new items to `Snapshot.named`, each item once.
+
+    Items that share a title are collected first: a tuple that grew item by item would be copied for each of them.
+    """
+    shared: dict[str, list[int]] = {}
+    for item in items:
+        keys = {key for title in item.titles for key in (normalise(title), FOLDED + fold(title))}
+        keys.update(LINE + normalise(line) for line in item.lines)
+        for key in keys:
+            if key in named:
+                shared.setdefault(key, []).append(item.number)
+            else:
+                named[key] = (item.number,)
+    for key, numbers in shared.items():
+        named[key] = (*named[key], *numbers)
 
 
 def drop_numbers(named: Mapping[str, tuple[int, ...]], dropped: Set[int]) -> dict[str, tuple[int, ...]]:

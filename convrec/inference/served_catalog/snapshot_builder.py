@@ -7,7 +7,7 @@ of changes.
 
 import copy
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,12 +17,19 @@ import pyarrow as pa
 
 from convrec.base.errors import UserError
 from convrec.data.chat import special_tokens
-from convrec.features.constrained.catalog_trie import CatalogTrie, join_lines, make_trie, select_lines
+from convrec.features.constrained.catalog_trie import (
+    CatalogTrie,
+    join_lines,
+    limit_cached_tries,
+    make_trie,
+    select_lines,
+)
 from convrec.features.constrained.lines import encode_lines
 from convrec.inference.served_catalog.mentions import Mentions
 from convrec.inference.served_catalog.snapshot import (
     LINE,
     CatalogItem,
+    ItemSpellings,
     Snapshot,
     TrieFile,
     add_names,
@@ -30,6 +37,7 @@ from convrec.inference.served_catalog.snapshot import (
 )
 from convrec.titles.catalog import Catalog
 from convrec.titles.forms import normalise
+from convrec.titles.index import TitleIndex
 from convrec.titles.item import format_item
 
 MAX_CACHED_SELECTIONS = 16  # tries for `allow`, which is often the same in several requests
@@ -92,13 +100,13 @@ class SnapshotBuilder:
         self.max_tokens = max_tokens
 
     def build_first(
-        self, catalog: Catalog, first_rows: Sequence[int], columns: pa.Table, lines: CatalogTrie
+        self, catalog: Catalog, index: TitleIndex, columns: pa.Table, lines: CatalogTrie
     ) -> tuple[Snapshot, list[str]]:
         """Build the snapshot of the catalog's file.
 
         Args:
             catalog: the file's content.
-            first_rows: for each row, the first row of its item, which becomes the item's number.
+            index: which rows are one item; its first row becomes the item's number.
             columns: the additional columns of all rows.
             lines: the lines that lists can write.
 
@@ -109,7 +117,7 @@ class SnapshotBuilder:
             UserError: the number of a row without an id is another row's id.
         """
         self._next_number = len(catalog)
-        all_items = _read_items(catalog, first_rows, columns)
+        all_items = _read_items(catalog, index.items, columns)
         listable = set(lines.item_W.tolist())
         items = {number: item for number, item in all_items.items() if number in listable}
         problems = [
@@ -118,15 +126,7 @@ class SnapshotBuilder:
             if number not in listable
         ]
         named: dict[str, tuple[int, ...]] = {}
-        listable_rows = set(lines.row_W.tolist())
-        for row, number in enumerate(first_rows):
-            if number in items:
-                title = catalog.titles[row]
-                year = catalog.years[row]
-                assert year is not None
-                line = format_item(title, year) if row in listable_rows else None
-                aliases = catalog.aliases[row] if catalog.aliases else ()
-                add_names(named, number, (title, catalog.clean_title(row), *aliases), line)
+        add_names(named, _iter_spellings(catalog, items, index.rows, set(lines.row_W.tolist())))
         return self._make_snapshot(items, named, lines), problems
 
     def build_next(self, before: Snapshot, changes: Changes) -> tuple[Snapshot, dict[str, str]]:
@@ -165,11 +165,10 @@ class SnapshotBuilder:
         replaced = changes.keys() - left_out.keys()
         items = {number: item for number, item in before.items.items() if item.item_id not in replaced}
         named = drop_numbers(before.named, before.items.keys() - items.keys())
-        for number, item in zip(numbers, added, strict=True):
-            if item.item_id not in left_out:
-                items[number] = item
-                add_names(named, number, (item.title, item.clean_title), item.line)
-        return self._make_snapshot(items, named, lines), left_out
+        new_items = {number: item for number, item in zip(numbers, added, strict=True) if item.item_id not in left_out}
+        spellings = (ItemSpellings(n, (item.title, item.clean_title), (item.line,)) for n, item in new_items.items())
+        add_names(named, spellings)
+        return self._make_snapshot(items | new_items, named, lines), left_out
 
     def _encode(
         self, items: Sequence[CatalogItem], numbers: range, before: Snapshot
@@ -229,7 +228,7 @@ class SnapshotBuilder:
         _ = lines.trie  # built here, not in a request
         number_by_id = {item.item_id: n for n, item in items.items()}
 
-        @lru_cache(MAX_CACHED_SELECTIONS)
+        @lru_cache(limit_cached_tries(MAX_CACHED_SELECTIONS, len(lines.row_W)))
         def select_trie(numbers: frozenset[int], folder: Path = self._folder) -> TrieFile:  # without self: no cycle
             return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), folder)
 
@@ -259,6 +258,30 @@ def _find_taken_lines(before: Snapshot, added: Sequence[CatalogItem], changing: 
                 "or add a `display` that tells them apart."
             )
     return taken
+
+
+def _iter_spellings(
+    catalog: Catalog, numbers: Iterable[int], rows_by_item: Mapping[int, Sequence[int]], written_rows: Set[int]
+) -> Iterator[ItemSpellings]:
+    """Yield the spellings of the catalog's items.
+
+    Args:
+        catalog: the catalog's file.
+        numbers: the items, as their first rows.
+        rows_by_item: all rows of the items that have several.
+        written_rows: the rows whose lines a list may contain.
+    """
+    for number in numbers:
+        rows = rows_by_item.get(number, (number,))
+        titles = [title for row in rows for title in (catalog.titles[row], catalog.clean_title(row))]
+        if catalog.aliases:
+            titles += [alias for row in rows for alias in catalog.aliases[row]]
+        lines = [
+            format_item(catalog.titles[row], catalog.years[row])  # type: ignore[arg-type]  # a written row has a year
+            for row in rows
+            if row in written_rows
+        ]
+        yield ItemSpellings(number, titles, lines)
 
 
 def _read_items(catalog: Catalog, first_rows: Sequence[int], columns: pa.Table) -> dict[int, CatalogItem]:

@@ -44,7 +44,7 @@ def load(unread_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     async def iter_numbers(
         recommender: Recommender, request: ListRequest, streamed: bool
     ) -> AsyncIterator[tuple[int, float]]:
-        allowed = request.allowed.remaining()
+        allowed = request.allowed.remaining
         numbers = [number for number in (4, 3, 2, 1, 0, 5, 6) if number in allowed]
         for rank, number in enumerate(numbers[: request.num_items]):
             yield number, -float(rank)
@@ -134,12 +134,23 @@ def test_retrieval_serves_without_engine_or_fusion_weight(load: Callable[..., Re
         load(None)
 
 
+def test_a_request_ranks_only_the_items_that_it_can_use(
+    load: Callable[..., Recommender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("convrec.inference.request_builder.DEPTH", 2)
+    recommender = load(0.5)
+    for k, expected in ((1, "ah"), (3, "ahj"), (5, "ahjur")):  # u and r, which no training row wants, come last
+        request = recommender._requests.build("monsters from space", k)
+        found = [request.allowed.snapshot.items[number].item_id for number in request.retrieved]
+        assert "".join(found) == expected, k
+
+
 def test_seen_and_liked_titles_count_as_named_in_retrieval(load: Callable[..., Recommender]) -> None:
     recommender = load(None, with_engine=False)
     retriever = recommender._requests.retrieval._retriever  # type: ignore[union-attr]
     asked: list[Any] = []
     rank = retriever.rank
-    retriever.rank = lambda one, allowed: asked.append([*one.named]) or rank(one, allowed)  # type: ignore[method-assign]
+    retriever.rank = lambda one, *others: asked.append([*one.named]) or rank(one, *others)  # type: ignore[method-assign]
     recommender.popular("hello", 2, seen=["Ran"], liked=["a"], exclude=["u"])
     assert asked == [[0, 3]]
 

@@ -105,6 +105,13 @@ def test_parts_are_fused_and_popular_items_come_last() -> None:
     assert retriever().rank(asked, allowed) == [JAWS, UP, ALIEN]  # Jaws is first among the allowed: 1/11 + 1/11
 
 
+def test_a_short_list_is_the_beginning_of_the_whole_one_and_ranks_no_other_items() -> None:
+    for asked in (Conversation("robbery crime house", [ALIEN]), Conversation("quixotic")):
+        whole = retriever().rank(asked)
+        assert [retriever().rank(asked, count=count) for count in range(5)] == [whole[:count] for count in range(5)]
+        assert len(retriever().lists(asked, num_popular=2)[POPULARITY]) == 2
+
+
 def test_popularity_decides_without_common_words_or_named_items() -> None:
     for text in ("", "quixotic", "the and of", "SYSTEM: \nUSER: \n"):
         assert retriever().rank(Conversation(text)) == [HEAT, JAWS, ALIEN]  # 2, 2, 1 times

@@ -28,6 +28,15 @@ FILMS = [
 ]
 
 
+def test_forms_of_a_title_are_computed_once() -> None:
+    """The cache of `forms` is smaller than a large catalog, where a second use would be a second computation."""
+    titles = [f"{first} {second}" for first in ("Red", "Blue", "Old") for second in ("River", "House", "Road", "Sea")]
+    before = forms.cache_info()
+    Matcher(Catalog.from_items([(title, 1990) for title in titles]))
+    after = forms.cache_info()
+    assert after.hits + after.misses - before.hits - before.misses == len(titles)
+
+
 def has_other_word(written: str, title: str, words: set[str], years_apart: int) -> bool:
     """Apply the word guard case by case."""
 

@@ -20,9 +20,11 @@ from convrec.lists.metrics import evaluate_row
 from convrec.lists.settings import ListSettings
 from convrec.retrieval.train_ratings import TRAIN_RATINGS, read_train_ratings, write_train_ratings
 from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
 from data_prep.ratings import main as convert_ratings
 from recipes import evaluate
 from recipes.evaluation import baselines
+from recipes.evaluation import split as split_module
 from recipes.evaluation.baselines import BASELINES, EASE_PENALTY, rank_by_ease, rank_by_neighbours, rank_by_retrieval
 from recipes.evaluation.split import Rows, Split, read_rows, read_split
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
@@ -145,6 +147,22 @@ def test_ease_refuses_a_matrix_that_is_too_large(seen_split: Split, monkeypatch:
     monkeypatch.setattr(baselines, "EASE_ITEMS", 2)
     with refuses("evaluation.too-many-items", "--baselines ease", 3, 2):
         rank_by_ease(seen_split, Rows(SEEN, {}, []), 3)
+
+
+def test_seen_titles_of_all_rows_are_read_by_one_matcher(
+    files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matching `reference` reads seen titles with a matcher of its own, which indexes the whole catalog."""
+    split = read_split(files["data"], files["catalog"], ListSettings(matching="reference"))
+    matchers: list[Matcher] = []
+
+    def make_matcher(*arguments: Any) -> Matcher:
+        matchers.append(Matcher(*arguments))
+        return matchers[-1]
+
+    monkeypatch.setattr(split_module, "Matcher", make_matcher)
+    rank_by_ease(split, Rows(SEEN, {}, []), 3)
+    assert len(matchers) == 1
 
 
 def test_neighbours_name_their_missing_package(seen_split: Split, monkeypatch: pytest.MonkeyPatch) -> None:

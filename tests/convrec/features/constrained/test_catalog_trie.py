@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from convrec.features.constrained.catalog_trie import (
     check_length,
     find_excluded_items,
     join_lines,
+    limit_cached_tries,
     select_lines,
 )
 from convrec.features.constrained.lines import LINES_PER_CHECK, encode_lines
@@ -164,6 +166,33 @@ def test_lines_that_read_as_something_else_are_left_out(tokenizer: Any) -> None:
     items = [("Heat", 1995), ("1. Heat", 1995), ("Up\nDown", 2009), ("<end>", 2001), ("Up", 2009), ("", 2000)]
     trie = build_catalog_trie(Matcher(Catalog.from_items(items)), tokenizer, "\n")
     assert (trie.row_W.tolist(), trie.left_out.tolist()) == ([0, 4], [1, 2, 3])
+
+
+def test_fewer_tries_of_a_large_catalog_are_cached() -> None:
+    """The lines of all cached tries together are limited, except that one trie is always cached."""
+    limits = {0: 16, 1000: 16, 130_000: 16, 1_000_000: 2, 50_000_000: 1}
+    assert {num_lines: limit_cached_tries(16, num_lines) for num_lines in limits} == limits
+
+
+def test_lines_of_a_large_catalog_are_encoded_in_parts(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer's record of a line is many times as large as its ids, so only a part of the lines has one."""
+
+    class CountingBackend:
+        largest = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer.backend_tokenizer, name)
+
+        def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+            self.largest = max(self.largest, len(texts))
+            return tokenizer.backend_tokenizer.encode_batch_fast(texts, **options)
+
+    lines = [f"Film {number} ({1990 + number})" for number in range(30)]
+    whole = encode_lines(tokenizer, lines, "\n")
+    backend = CountingBackend()
+    monkeypatch.setattr("convrec.features.constrained.lines.LINES_PER_CALL", 4)
+    assert encode_lines(SimpleNamespace(backend_tokenizer=backend), lines, "\n") == whole
+    assert backend.largest == 4
 
 
 def test_the_longest_list_is_of_the_longest_different_lines(catalog: CatalogTrie, matcher: Matcher) -> None:

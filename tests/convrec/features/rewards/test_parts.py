@@ -2,13 +2,14 @@
 
 import datetime
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.features.rewards.parts import RewardParts, combined, needs_training_mentions
+from convrec.features.rewards.parts import RewardParts, combined, needs_training_mentions, score_mentions
 from convrec.lists.reward_parts import REWARD_PARTS, is_part
 from convrec.titles.catalog import Catalog, load_catalog
 from tests.user_errors import refuses
@@ -128,3 +129,22 @@ def test_names_of_parts() -> None:
         "safety",
         3,
     ]
+
+
+class CountedList(list[float]):
+    """Counts how many of its values are read."""
+
+    num_read = 0
+
+    def __iter__(self) -> Iterator[float]:
+        for value in super().__iter__():
+            self.num_read += 1
+            yield value
+
+
+@pytest.mark.parametrize("name", ["popularity", "novelty"])
+def test_mentions_are_read_a_few_times_however_many_there_are(name: str) -> None:
+    mentions_M = CountedList(range(1000))
+    scores_M = score_mentions(name, mentions_M)
+    assert len(scores_M) == 1000
+    assert mentions_M.num_read <= 3 * 1000

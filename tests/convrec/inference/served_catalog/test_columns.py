@@ -49,7 +49,7 @@ def left(recommender: Recommender, **filters: Any) -> set[str]:
     request = recommender._requests.build("hi", 5, **filters)
     if not request.num_items:
         return set()
-    numbers = request.allowed.remaining()
+    numbers = request.allowed.remaining
     assert len(numbers) == request.num_items
     return {request.allowed.snapshot.items[number].item_id for number in numbers}
 

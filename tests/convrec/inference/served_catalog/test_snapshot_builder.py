@@ -10,6 +10,7 @@ import pytest
 
 from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.inference.served_catalog.journal import FILE
+from convrec.inference.served_catalog.snapshot import ItemSpellings, add_names
 from tests.convrec.inference.served_catalog.films import LIMITS, NEW, found, ids, write_catalog
 from tests.user_errors import refuses
 
@@ -124,3 +125,24 @@ def test_neither_memory_nor_files_grow_with_changes(serve: Any, tmp_path: Path, 
         catalog.put([{**NEW, "year": year}])
     assert size() == before
     assert [*(tmp_path / "tries").glob("trie-*")] == [catalog.snapshot.trie.path]
+
+
+def test_names_that_many_items_share_are_added_in_linear_time() -> None:
+    class CountedNames(dict[str, tuple[int, ...]]):
+        """Counts the numbers that its values have, when they are set."""
+
+        num_written = 0
+
+        def __setitem__(self, key: str, numbers: tuple[int, ...]) -> None:
+            self.num_written += len(numbers)
+            super().__setitem__(key, numbers)
+
+    def make_spellings(numbers: range) -> list[ItemSpellings]:
+        return [ItemSpellings(number, ("Greatest Hits",), (f"Greatest Hits [{number}]",)) for number in numbers]
+
+    named = CountedNames()
+    add_names(named, make_spellings(range(1000)))
+    assert named["greatest hits"] == tuple(range(1000))
+    assert named.num_written <= 4 * 1000  # a title, its folded form, a line for each item
+    add_names(named, make_spellings(range(1000, 1002)))
+    assert named["greatest hits"] == tuple(range(1002))
