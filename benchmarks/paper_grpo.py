@@ -83,7 +83,7 @@ def load_tokenizer(model: Path) -> PreTrainedTokenizerFast:
         tokenizer_file=str(model / "tokenizer.json"),
         chat_template=(model / "chat_template.jinja").read_text(encoding="utf-8"),
         eos_token=config["eos_token"],
-        pad_token=config["pad_token"],
+        pad_token=config.get("pad_token"),
         model_input_names=["input_ids", "attention_mask"],  # of the default, the models refuse token_type_ids
     )
 
