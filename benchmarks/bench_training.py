@@ -1,14 +1,26 @@
-"""Start-up, step time and memory of Rank-GRPO against verl's stock GRPO: same model, data, seed and host. Prints JSON.
+"""Start-up, step time and memory of Rank-GRPO against its peers: same model, data, sizes and host. Prints JSON.
 
 python benchmarks/bench_training.py --demo outputs/demo [--steps 12] [--batch 16] [--rollouts 8] [--rounds 1]
-    [--runs ours grpo stock bare]
+    [--runs ours grpo stock bare trl paper] [--trl FOLDER] [--paper FOLDER]
 
---demo is a folder that `make demo` has left: its data and its SFT model (or --model) are trained on. `ours` is
-run_rank_grpo.sh with ALGORITHM=rank_grpo, `grpo` the same with ALGORITHM=grpo; `stock` is verl's own trainer, worker,
-loss, replay buffer and vLLM server with only what a CPU host cannot do without (benchmarks/stock_grpo.py), started as
-ours is; `bare` the same started as verl's own command does. One run after the other, in --rounds turns; start nothing
-else meanwhile. Step times leave out the first two steps, and are of the last round; `starts` has the seconds to the
-first rollout of all. `ratio` is ours against stock; `estimate_MiB` what the doctor says this run needs.
+--demo is a folder that `make demo` has left: its data and its SFT model (or --model) are trained on. The runs:
+
+ours    run_rank_grpo.sh with ALGORITHM=rank_grpo
+grpo    the same with ALGORITHM=grpo
+stock   verl's own trainer, worker, loss, replay buffer and vLLM server with only what a CPU host cannot do without
+        (benchmarks/stock_grpo.py), started as ours is
+bare    the same started as verl's own command does
+trl     GRPO by TRL's trainer (benchmarks/trl_grpo.py). `pip install --no-deps --target FOLDER trl==1.16.0` makes the
+        folder of --trl
+paper   Rank-GRPO by the paper's own code (benchmarks/paper_grpo.py). benchmarks/paper_environment.sh makes the folder
+        of --paper
+
+One run after the other, in --rounds turns; start nothing else meanwhile. Step times leave out the first two steps, and
+are of the last round; `starts` has the seconds to the first rollout of all. `ratio` is ours against stock,
+`ratio_to_trl` and `ratio_to_paper` against these; `estimate_MiB` what the doctor says this run needs.
+
+trl and paper generate by Transformers, all responses of a step at once, and pass them through the model in
+micro-batches of --micro-batch responses. They get the rows with their prompts already shortened.
 """
 
 import argparse
@@ -27,11 +39,15 @@ from typing import Any
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.peers import write_job
 from convrec.runs.folder import read_metrics
 from convrec.settings.run import Run
 from recipes.planning import estimate, memory
 
 ROOT = Path(__file__).resolve().parent.parent
+RUNS = ("ours", "grpo", "stock", "bare", "trl", "paper")
+RATIOS = {"ratio": "stock", "ratio_to_trl": "trl", "ratio_to_paper": "paper"}  # ours against each
 MEMORY_SECONDS = 10.0
 PARTS = ("gen", "reward", "old_log_prob", "ref", "adv", "update_actor", "update_weights", "step")
 MILESTONES = {  # a process whose title holds this has begun -> what begins with it
@@ -96,17 +112,14 @@ def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
         "SAVE_FREQ": str(options.steps + 1),
         "TEST_FREQ": str(options.steps + 1),
         "LR": "2e-4",
+        "KL_LOSS_COEF": "0.001",
         "LOGGER": "console,file",
         "ALGORITHM": "rank_grpo" if kind == "ours" else "grpo",
     }
-    script = ["bash", str(ROOT / "run_rank_grpo.sh")]
-    if kind in ("stock", "bare"):
-        script = [sys.executable, str(ROOT / "benchmarks" / "stock_grpo.py"), *["--bare"] * (kind == "bare")]
+    command = make_command(kind, options, environment)
     start = time.time()
     with open(folder / f"{kind}.log", "wb") as log:
-        process = subprocess.Popen(
-            [*script, "trainer.val_before_train=false"], env=environment, cwd=ROOT, stdout=log, stderr=log
-        )
+        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
         watcher = Watcher(process.pid, start)
         watcher.start()
         first_step = None
@@ -139,6 +152,24 @@ def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
     }
 
 
+def make_command(kind: str, options: argparse.Namespace, environment: dict[str, str]) -> list[str]:
+    """Return the command of a run, and add to its environment what only this kind needs."""
+    benchmarks = ROOT / "benchmarks"
+    if kind in ("trl", "paper"):
+        job = str(write_job(environment, options.micro_batch))
+        environment["HF_HUB_OFFLINE"] = "1"  # TRL sends telemetry
+        if kind == "trl":
+            environment["PYTHONPATH"] = os.pathsep.join([str(options.trl.resolve()), str(ROOT)])
+            return [sys.executable, str(benchmarks / "trl_grpo.py"), job]
+        environment["PYTHONPATH"] = str(ROOT)
+        return [str(options.paper.resolve() / "venv" / "bin" / "python"), str(benchmarks / "paper_grpo.py"), job]
+    overrides = ["trainer.val_before_train=false"]
+    if kind in ("stock", "bare"):
+        bare = ["--bare"] if kind == "bare" else []
+        return [sys.executable, str(benchmarks / "stock_grpo.py"), *bare, *overrides]
+    return ["bash", str(ROOT / "run_rank_grpo.sh"), *overrides]
+
+
 def estimate_of(run: Path) -> int:
     """Bytes of host memory that the doctor estimates for a run on a CPU."""
     config = OmegaConf.load(run / "config.yaml")
@@ -155,11 +186,17 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rollouts", type=int, default=8)
     parser.add_argument("--response", type=int, default=100)
-    parser.add_argument("--runs", nargs="+", default=["ours", "stock"], choices=["ours", "grpo", "stock", "bare"])
+    parser.add_argument("--runs", nargs="+", default=["ours", "stock"], choices=RUNS)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--trl", type=Path)
+    parser.add_argument("--paper", type=Path)
+    parser.add_argument("--micro-batch", type=int, default=16)
     options = parser.parse_args()
     if options.steps < 4:
         parser.error("--steps must be 4 at least: the first two are left out, and quartiles need two")
+    for kind in ("trl", "paper"):
+        if kind in options.runs and getattr(options, kind) is None:
+            parser.error(f"--runs {kind} needs --{kind} FOLDER")
     options.demo = options.demo.resolve()
     folder = Path(tempfile.mkdtemp(prefix="bench-training-"))  # of a run that fails it stays, with the log
     report = {"cores": len(psutil.Process().cpu_affinity()), "batch": options.batch, "rollouts": options.rollouts}
@@ -173,8 +210,9 @@ def main() -> None:
     if "ours" in report:
         report["estimate_MiB"] = estimate_of(folder / "ours") >> 20
     shutil.rmtree(folder)
-    if {"ours", "stock"} <= set(report):
-        report["ratio"] = round(report["ours"]["step_seconds"]["step"] / report["stock"]["step_seconds"]["step"], 3)
+    for name, kind in RATIOS.items():
+        if {"ours", kind} <= set(report):
+            report[name] = round(report["ours"]["step_seconds"]["step"] / report[kind]["step_seconds"]["step"], 3)
     print(json.dumps(report, indent=2))
 
 
