@@ -24,7 +24,6 @@ micro-batches of --micro-batch responses. They get the rows with their prompts a
 """
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -40,6 +39,7 @@ import psutil
 from omegaconf import DictConfig, OmegaConf
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.machine import print_report
 from benchmarks.peers import write_job
 from convrec.runs.folder import read_metrics
 from convrec.settings.run import Run
@@ -213,7 +213,7 @@ def main() -> None:
     for name, kind in RATIOS.items():
         if {"ours", kind} <= set(report):
             report[name] = round(report["ours"]["step_seconds"]["step"] / report[kind]["step_seconds"]["step"], 3)
-    print(json.dumps(report, indent=2))
+    print_report(report)
 
 
 if __name__ == "__main__":
