@@ -82,9 +82,11 @@ def send_pickle(address: str, proof: str, key: str | None) -> bool:
     if key is not None:
         client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
         client.curve_serverkey = key.encode()
+    client.sndtimeo = int(1000 * SECONDS)
     events = client.get_monitor_socket()
     client.connect(address)
-    client.send_multipart([message])
+    with contextlib.suppress(zmq.Again):  # a server that has refused before this line leaves nobody to send to
+        client.send_multipart([message])
     is_in = False
     while events.poll(1000 * SECONDS):
         event = recv_monitor_message(events)["event"]
