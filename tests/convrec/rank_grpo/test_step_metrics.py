@@ -33,6 +33,9 @@ def test_rank_metrics():
         }
     )
     assert compute_rank_metrics(torch.ones(2, 1), [0, 0], 1)["rank_grpo/zero_std/all_ranks"] == 1.0
+    # group a is equal at both ranks, b only at the first
+    returns = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    assert compute_rank_metrics(returns, list("aabb"), 2)["rank_grpo/zero_std/all_ranks"] == 0.5
 
 
 def test_no_hit_metric_ignores_prompts_that_always_hit():

@@ -246,7 +246,7 @@ def two_catalogs(request):
     """Return a catalog, another one, and the share of misspelled titles that must be found."""
     if request.param == "sample":
         films = [(film.title, film.year) for film in load_films().films]
-        return Catalog.from_items(films[::2]), Catalog.from_items(films[1::2]), 0.8
+        return Catalog.from_items(films[::2]), Catalog.from_items(films[1::2]), 0.825
     data = request.getfixturevalue("shared_dir") / "data"
     return load_catalog(data / "reddit_v2_catalog.parquet"), load_catalog(data / "redial" / "catalog.parquet"), 0.85
 
