@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.base.errors import UserError
-from convrec.titles.catalog import Catalog, load_catalog, parse_year
+from convrec.titles.catalog import Catalog, load_catalog, parse_year, print_problems
 from convrec.titles.item import NO_YEAR
 from tests.user_errors import refuses
 
@@ -65,6 +65,21 @@ def test_invalid_entries_are_reported_and_keep_their_row():
     assert "row 0" in catalog.problems[0]
     assert "'The Wall'" in catalog.problems[0]
     assert "201" in catalog.problems[0]
+
+
+def test_a_few_problems_are_printed_and_the_others_counted(capsys):
+    print_problems("c.parquet", ["one", "two"])
+    assert capsys.readouterr() == ("", "c.parquet: one\nc.parquet: two\n")
+    print_problems("c.parquet", [str(number) for number in range(7)])
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[:5] == [f"c.parquet: {number}" for number in range(5)]
+    assert len(printed) == 6
+    assert " 2 " in printed[5]
+
+
+def test_lines_are_titles_with_their_years():
+    assert Catalog.from_items([("The Wall", 201), ("Heat", 1995)]).lines == ["The Wall", "Heat (1995)"]
+    assert Catalog.from_items([("Blue Lamp", None)]).lines == ["Blue Lamp"]
 
 
 @pytest.mark.parametrize("content", [[("Heat", 1995), ("Up", "2009")], (["Heat", "1995"], ["Up", 2009])])
