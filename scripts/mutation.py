@@ -1,22 +1,32 @@
-"""Run mutmut, changed in two ways.
+"""Run mutmut, changed in three ways.
 
-- It also mutates properties and functions with a cache. mutmut leaves decorated functions alone, because a decorator may
-  register each copy of a function; ours do not, and a copy goes without them. Modules' constants are not mutated.
+- It also mutates properties and functions with a cache. mutmut leaves decorated functions alone, because a decorator
+  may register each copy of a function; ours do not, and a copy goes without them. Modules' constants are not mutated.
 - Caches are emptied before the tests of a mutant, which must not get results that are not its own. To find out which
   tests call a function, they are emptied before each test.
+- The command `confirm` tries survivors again with all tests of their package, each in a process of its own: what runs
+  when a module is imported has run before a mutant's process is forked.
 """
 
+import os
+import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import _lru_cache_wrapper
+from pathlib import Path
 from typing import Any
 
+import click
 import libcst as cst
-from mutmut.__main__ import cli
+from mutmut.__main__ import cli, collect_source_file_mutation_data
+from mutmut.configuration import config
 from mutmut.mutation import file_mutation
 from mutmut.mutation.trampoline import get_mutant_under_test
 from mutmut.runners.harness import PytestRunner
+from mutmut.stats import status_by_exit_code
 
+MOST_SECONDS = 600  # of all tests of a package
 DECORATORS = frozenset({"cache", "lru_cache", "cache_per_instance", "property", "cached_property"})
 
 skip_node_and_children = file_mutation.MutationVisitor._skip_node_and_children
@@ -64,6 +74,36 @@ class EmptyCaches:
 
 def execute_with_empty_caches(self: PytestRunner, params: list[str], plugins: Sequence[object] = ()) -> int:
     return execute_pytest(self, params, plugins=[*plugins, EmptyCaches()])
+
+
+def run_alone(mutant: str, module: Path) -> int:
+    """Run the selected tests of a mutant's package in a new process; return pytest's exit status, 36 for a timeout."""
+    folder = "tests" / module.parent
+    selection = map(Path, config().pytest_add_cli_args_test_selection)
+    tests = [path for path in selection if path.is_relative_to(folder) or folder.is_relative_to(path)]
+    command = [sys.executable, "-m", "pytest", "-qx", *config().pytest_add_cli_args, *map(str, tests)]
+    environment = os.environ | {"MUTANT_UNDER_TEST": mutant}
+    try:
+        ended = subprocess.run(command, cwd="mutants", env=environment, stdout=subprocess.DEVNULL, timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        return 36
+    return ended.returncode
+
+
+@cli.command()
+@click.argument("names", nargs=-1)
+def confirm(names: tuple[str, ...]) -> None:
+    """Try the mutants that survived again, and count all results by package."""
+    counts: Counter[tuple[str, str]] = Counter()
+    mutants, _ = collect_source_file_mutation_data(mutant_names=names)
+    for module, mutant, exit_code in mutants:
+        if status_by_exit_code[exit_code] in ("survived", "no tests"):
+            exit_code = run_alone(mutant, Path(module.path))
+            module.exit_code_by_key[mutant] = exit_code
+            module.save()
+        counts[str(Path(module.path).parent), status_by_exit_code[exit_code]] += 1
+    for (package, status), count in sorted(counts.items()):
+        print(f"{package}: {count} {status}")
 
 
 if __name__ == "__main__":

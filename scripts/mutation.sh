@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run mutmut on the modules that [tool.mutmut] in pyproject.toml names, or on those of the arguments (convrec/lists ...), and
 # list the mutants that survive. mutmut is installed into .venv-mutation, which sees the packages of .venv.
-#   .venv-mutation/bin/python scripts/mutation.py show MUTANT    prints its difference
+#   .venv-mutation/bin/python scripts/mutation.py show MUTANT    prints what a mutant changes
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VERSION=3.8.1
@@ -23,4 +23,5 @@ for path in "$@"; do
 done
 export OMP_NUM_THREADS=1 # a mutant's process is a fork, which cannot use its parent's threads
 "$TOOL" scripts/mutation.py run "${names[@]}"
+"$TOOL" scripts/mutation.py confirm "${names[@]}"
 "$TOOL" scripts/mutation.py results
