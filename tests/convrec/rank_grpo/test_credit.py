@@ -91,6 +91,8 @@ def test_the_reference_counts_delimiters_and_rewards_the_end_of_a_full_list() ->
     assert credit.rank_ids_BT[:2].tolist() == [[0, 0, 1, 1], [0, 1, 1, -1]]
     assert credit.advantages_BT[0].tolist() == pytest.approx([HALF, HALF, 0, 0.1])
     assert credit.advantages_BT[1].tolist() == pytest.approx([-HALF, 0, 0.1, 0])
+    papers = assign_credit(make_batch(responses, mask), settings())
+    assert papers.rank_ids_BT[:2].tolist() == [[0, 0, 1, 1], [-1, 0, 0, -1]]
 
 
 def test_returns_of_tokens_are_those_of_their_rank() -> None:

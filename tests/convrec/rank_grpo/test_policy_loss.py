@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from convrec.lists.token_ranks import reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units, compute_rank_advantages
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
-from convrec.rank_grpo.policy_loss import AGGREGATIONS, BatchCounts, RankLossSettings, compute_rank_policy_loss
+from convrec.rank_grpo.policy_loss import (
+    AGGREGATIONS,
+    BatchCounts,
+    RankLossSettings,
+    compute_rank_policy_loss,
+    sum_over_units,
+)
 from tests.user_errors import refuses
 
 F64 = torch.float64
@@ -273,6 +279,12 @@ def test_loss_and_gradient_equal_plain_autograd(aggregation, seed, mixed, on_pol
 
 
 # --- invariants ---
+
+
+def test_sums_over_units_stand_at_each_of_their_tokens():
+    tokens = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
+    units = torch.tensor([[0, 1, 0, -1], [-1, 1, 2, 1]])
+    assert sum_over_units(tokens, units).tolist() == [[4, 2, 4, 0], [0, 14, 7, 14]]
 
 
 @pytest.mark.parametrize("junk", [0.0, -1e4, float("nan"), float("inf")])
