@@ -240,6 +240,17 @@ def test_golden_with_its_arithmetic(dtype, tolerance):
     assert not any(name.endswith("/overflow") for name in metrics)
 
 
+def test_a_ratio_counts_as_clipped_only_where_clipping_changes_the_gradient():
+    # ratios of e^-.2 and e^.2, with advantages that pull them back, and with such that push them further
+    new = torch.tensor([[-0.2, 0.2, -0.2, 0.2]])
+    advantages = torch.tensor([[1.0, -1.0, -1.0, 1.0]])
+    units = torch.arange(4)[None]
+    old = torch.zeros(1, 4)
+    parts = rank_loss(new, advantages, units, num_ranks=4, global_batch_size=1, old_log_prob_BT=old)[1]
+    metrics = finish_policy_metrics(parts)
+    assert (metrics["clip_low/1"], metrics["clip_low/all"], metrics["clip_high/all"]) == (0, 1 / 4, 1 / 4)
+
+
 # --- the gradient ---
 
 
