@@ -7,6 +7,7 @@ from convrec.rank_grpo.step_metrics import compute_rank_metrics, make_rank_bucke
 def test_buckets():
     assert make_rank_buckets(20) == [("1", 0, 1), ("2-5", 1, 5), ("6-10", 5, 10), ("11-15", 10, 15), ("16-20", 15, 20)]
     assert make_rank_buckets(2) == [("1", 0, 1), ("2", 1, 2)]
+    assert make_rank_buckets(3) == [("1", 0, 1), ("2-3", 1, 3)]
     assert make_rank_buckets(1) == [("1", 0, 1)]
     assert make_rank_buckets(25)[-1] == ("21-25", 20, 25)
 

@@ -66,6 +66,8 @@ def test_diversity_of_another_column_and_of_titles(path: Path) -> None:
     parts = RewardParts({"diversity.title": 1.0}, catalog, path)
     # three of four trigrams are also Alien's; a title of two letters shares none with either
     assert parts.returns([0, 1, 2], [False] * 3, [False] * 3, 3)["diversity.title"] == [0, 0.25, 1]
+    short = RewardParts({"diversity.title": 1.0}, Catalog.from_items([("Up", 2009), ("P", 2005)]), path)
+    assert short.returns([0, 1], [False] * 2, [False] * 2, 2)["diversity.title"] == [0, 1]
 
 
 def test_an_item_without_genres_gets_the_worst_diversity(path: Path) -> None:
