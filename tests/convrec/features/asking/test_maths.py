@@ -155,6 +155,10 @@ def test_a_question_by_hand() -> None:
     assert normalised_B.tolist() == pytest.approx([0.4166667 / deviation, 0, -0.5833333 / deviation, 0, 0], rel=1e-5)
     assert turns.list_groups == [("u", 0, True), ("u", 1, False), ("u", 0, True), ("u", 1, False), ("u", 0, False)]
 
+    two = Turns(["u"] * 2, torch.zeros(2), torch.ones(2).bool(), torch.tensor([1.0, 0.0]), torch.ones(2))
+    half = 0.5 / (0.5**0.5 + 1e-4)  # two rollouts, whose questions have returns 1 and 0
+    assert question_advantages(two, 0.0).tolist() == pytest.approx([half, -half], rel=1e-5)
+
     own_BT = torch.tensor([[1, 1, 0]] * 5)
     units_BT, advantages_BT = torch.tensor([[2, 3, -1]] * 5), torch.full((5, 3), 0.5)
     units_BT, advantages_BT = assign_questions(units_BT, advantages_BT, own_BT, turns, advantages_B)
