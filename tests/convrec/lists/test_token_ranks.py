@@ -306,6 +306,12 @@ def test_rows_are_independent_and_padding_changes_nothing():
     assert token_rank_ids(rows, mask, table, eos).tolist() == expected
 
 
+def test_a_table_moves_to_a_device_with_its_bytes_of_fallback():
+    table = get_table("llama2").to("meta")
+    assert {values_V.device.type for values_V in (table.codes_V, table.newlines_V, table.fallback_V)} == {"meta"}
+    assert get_table("qwen2").to("meta").fallback_V is None
+
+
 def test_ids_beyond_the_vocabulary_are_blank():
     ids, table, eos = pieces_table(["A", "\n", "B"])
     assert compute_ranks([ids[0], 10**6, ids[1], -100, ids[2]], table, eos) == [0, 0, 0, 0, 1]
