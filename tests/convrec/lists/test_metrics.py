@@ -73,6 +73,9 @@ def test_reference_ideal_is_at_most_as_long_as_the_remaining_list():
 def test_paper_protocol_hits_first_item_within_year_tolerance():
     speeds = [Item("Speed", 1995), Item("Speed", 1994)]
     assert evaluate_row(speeds, [("Speed", 1994)], [], EXACT, "paper", [1])["recall@1"] == 1.0
+    # The written year counts, not the catalog's 2009: 2011 is two years from 2009, three from 2008.
+    for year, recall in ((2009, 1.0), (2008, 0.0)):
+        assert evaluate_row([Item("Up", year)], [("Up", 2011)], [], EXACT, "paper", [1])["recall@1"] == recall
     # Both ground truths are hit by the first item: one hit of two.
     assert evaluate_row(speeds, [("Speed", 1994), ("Speed", 1995)], [], EXACT, "paper", [2])["recall@2"] == 0.5
     # Training relevance matches each ground truth with a different item.
