@@ -148,6 +148,13 @@ def test_seen_titles_have_no_year_and_any_case(fuzzy, exact):
     assert exact.match([Item("Mother", 2017), Item("Mother!", 2017)], [], ["Mother!"]).seen == [False, True]
 
 
+def test_titles_outside_the_catalog_are_seen_too(fuzzy, exact):
+    for matcher, seen in ((exact, ["up"]), (fuzzy, ["Up!"])):
+        items = parse_items("Up (2009)\nno item\nUp Again (2009)")
+        assert matcher.match(items, [], seen).seen == [True, False, False]
+        assert matcher.match(items, [], ["Heat"]).seen == [False] * 3
+
+
 def test_another_year_of_one_film_is_a_repeat(exact):
     assert exact.match(parse_items("Heat (1995)\nHeat (1996)"), [], []).duplicate == [False, True]
 

@@ -213,6 +213,7 @@ def test_sequel_guard_holds_where_only_the_number_differs(fuzzy):
         ("20 000 Leagues", "20000 leagues", (20000,)),
         ("One, Two, Three", "1 2 3", (1, 2, 3)),
         ("One Hundred and One Nights", "101 nights", (101,)),
+        ("Thirteen Eighty-One", "1381", (1381,)),
         ("One Hundred Twenty-One Days", "121 days", (121,)),
         ("Two Thousand and Counting", "2000 and counting", (2000,)),
         ("Million Dollar Baby", "million dollar baby", ()),
