@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Run mutmut on the modules that [tool.mutmut] in pyproject.toml names, or on those of the arguments (convrec/lists ...), and
-# list the mutants that survive. mutmut is installed beside .venv, into the folder .venv-mutation.
+# Run mutmut on the modules that [tool.mutmut] in pyproject.toml names, or on those of the arguments (convrec/lists ...),
+# and list the mutants that survive. mutmut is installed beside .venv, into the folder .venv-mutation.
 #   PYTHONPATH=.venv-mutation .venv/bin/python scripts/mutation.py show MUTANT    prints what a mutant changes
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -11,7 +11,8 @@ if [ ! -d "$TOOLS/mutmut-$VERSION.dist-info" ]; then
   export PYTHON
   rm -rf "$TOOLS"
   # the constraint: what .venv has too (pytest) has the same version
-  scripts/uv.sh pip install --quiet --python .venv/bin/python --target "$TOOLS" --constraint requirements/cpu.txt "mutmut==$VERSION"
+  scripts/uv.sh pip install --quiet --python .venv/bin/python --target "$TOOLS" --constraint requirements/cpu.txt \
+    "mutmut==$VERSION"
 fi
 
 names=()
