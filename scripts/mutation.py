@@ -77,7 +77,11 @@ def execute_with_empty_caches(self: PytestRunner, params: list[str], plugins: Se
 
 
 def run_alone(mutant: str, module: Path) -> int:
-    """Run the selected tests of a mutant's package in a new process; return pytest's exit status, 36 for a timeout."""
+    """Run the selected tests of a mutant's package in a new process.
+
+    Returns:
+        0 if they pass, 1 if not (a mutant may also break an import), and 36 for a timeout.
+    """
     folder = "tests" / module.parent
     selection = map(Path, config().pytest_add_cli_args_test_selection)
     tests = [path for path in selection if path.is_relative_to(folder) or folder.is_relative_to(path)]
@@ -87,7 +91,7 @@ def run_alone(mutant: str, module: Path) -> int:
         ended = subprocess.run(command, cwd="mutants", env=environment, stdout=subprocess.DEVNULL, timeout=MOST_SECONDS)
     except subprocess.TimeoutExpired:
         return 36
-    return ended.returncode
+    return int(ended.returncode != 0)
 
 
 @cli.command()
