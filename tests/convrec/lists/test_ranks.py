@@ -18,6 +18,7 @@ def test_delimiter_is_any_character():
         ("A | B |", 1, "|", "A | X |"),
         ("A; A", 1, ";", "A; X"),
         ("\u00a0\nB", 1, "\n", "\u00a0\nX"),  # a no-break space is text
+        ("\u00a0A\nB", 0, "\n", "X\nB"),
     ],
 )
 def test_a_line_is_replaced_in_place(text, rank, delimiter, expected):
