@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo demo-pretrained serve test test-unit test-contract test-nightly test-long test-faults test-slow test-next tutorials docs reference screenshots test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour clean
+.PHONY: help setup demo demo-pretrained serve test test-unit test-contract test-nightly test-long test-faults test-slow test-next mutation mutation tutorials docs reference screenshots test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -48,6 +48,9 @@ test-next: setup ## generation, constrained lists and serving with the newest vl
 	@scripts/setup_next.sh
 	@.venv-next/bin/python -m pytest tests/convrec/features/constrained tests/convrec/inference \
 	    tests/recipes/serving
+
+mutation: setup ## changes of the mathematics and of matching that no test notices, found by mutmut; hours, not in CI (PACKAGES="convrec/lists": of these)
+	@scripts/mutation.sh $(PACKAGES)
 
 tutorials: setup ## the commands of README and of the tutorials, at the smallest size (PAGES="reward or catalog": of these)
 	@$(PY) -m pytest tests/tutorials -m tutorial -k "$(or $(PAGES),test)"
@@ -133,4 +136,4 @@ gpu-hour: setup ## the first hour on a GPU from the demo's SFT model, in parts; 
 	@$(PY) benchmarks/gpu_hour.py --demo outputs/demo $(if $(MINUTES),--minutes $(MINUTES))
 
 clean: ## remove the environment and caches; data, outputs and checkpoints stay
-	rm -rf .venv .venv-next .venv-uv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-next .venv-mutation .venv-uv mutants .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

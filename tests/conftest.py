@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from convrec.checkpoints import manifest
 from convrec.runs.folder import LATEST
@@ -66,6 +66,14 @@ CONTRACT = frozenset(
 # on a machine that is busy an example may take any time
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+# make mutation: every mutant gets the same examples, and a failing one is not made smaller
+settings.register_profile(
+    "mutation",
+    settings.get_profile("busy"),
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

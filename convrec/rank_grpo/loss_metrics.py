@@ -56,7 +56,7 @@ def compute_metric_parts(
     rows = [flat[start : start + U] for start in range(len(sums), len(flat), U)]
 
     buckets = [("all", 0, U), *make_rank_buckets(num_ranks)]
-    buckets += [("stop", num_ranks, num_ranks + 1), ("overflow", num_ranks + 1, max(U, num_ranks + 2))]
+    buckets += [("stop", num_ranks, num_ranks + 1), ("overflow", num_ranks + 1, U)]
     for name, start, end in buckets:
         count, total, least, most, clipped_low, clipped_high = (row[start:end] for row in rows)
         parts |= {

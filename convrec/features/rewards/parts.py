@@ -240,4 +240,4 @@ def _score_diversity(new: Sequence[int], labels_M: Sequence[frozenset[str]], wor
 
 def _trigrams(title: str) -> frozenset[str]:
     """Return a title's character trigrams; a shorter title is a single one."""
-    return frozenset(title[start : start + 3] for start in range(max(len(title) - 2, 1))) - {""}
+    return frozenset(title[start : start + 3] for start in range(max(len(title) - 2, 1)))

@@ -59,6 +59,7 @@ def test_paper_closes_ranks_up_and_strict_keeps_positions():
     assert (paper["recall@5"], paper["ndcg@5"]) == (1.0, 1.0)
     assert (strict["recall@5"], strict["ndcg@5"]) == (1.0, pytest.approx(1 / log2(5)))
     assert (paper["num_items"], paper["num_in_catalog"], paper["catalog_rows"]) == (5, 3, [0, 1, 2])
+    assert paper["catalog_index"] == [0, -1, -1, 1, 2]
 
 
 def test_reference_ideal_is_at_most_as_long_as_the_remaining_list():
@@ -72,6 +73,9 @@ def test_reference_ideal_is_at_most_as_long_as_the_remaining_list():
 def test_paper_protocol_hits_first_item_within_year_tolerance():
     speeds = [Item("Speed", 1995), Item("Speed", 1994)]
     assert evaluate_row(speeds, [("Speed", 1994)], [], EXACT, "paper", [1])["recall@1"] == 1.0
+    # The written year counts, not the catalog's 2009: 2011 is two years from 2009, three from 2008.
+    for year, recall in ((2009, 1.0), (2008, 0.0)):
+        assert evaluate_row([Item("Up", year)], [("Up", 2011)], [], EXACT, "paper", [1])["recall@1"] == recall
     # Both ground truths are hit by the first item: one hit of two.
     assert evaluate_row(speeds, [("Speed", 1994), ("Speed", 1995)], [], EXACT, "paper", [2])["recall@2"] == 0.5
     # Training relevance matches each ground truth with a different item.
@@ -130,6 +134,14 @@ def test_summary_counts_and_ignores_rows_without_ground_truth():
     assert (summary["n"], summary["num_contexts"], summary["without_ground_truth"]) == (3, 2, 1)
     assert summary["catalog_hit_ratio"] == pytest.approx(3 / 5)  # 2 + 1 + 0 items, 2 + 2 + 1 lines
     assert (summary["distinct_items"], summary["list_length_errors"]) == (2, 1)
+    errors = bootstrap(np.array([[1.0, 0.5], [0.0, 0.0], [0.0, 0.0]]), ["a", "a", "b"], 3407)[1]
+    assert [summary[name]["se"] for name in ("recall@5", "ndcg@5")] == list(errors)
+
+
+def test_summary_without_any_ground_truth_has_no_means():
+    summary = summarise([row(math.nan, num_truth=0)], [5], ["a"])
+    assert math.isnan(summary["recall@5"]["mean"])
+    assert (summary["n"], summary["num_contexts"], summary["without_ground_truth"]) == (0, 0, 1)
 
 
 def test_bootstrap_is_seeded_and_has_no_error_from_one_context():
@@ -147,6 +159,19 @@ def test_paired_difference_is_b_minus_a_row_by_row():
     assert (result["mean"], result["se"]) == (0.5, 0.0)  # the same gain on every row, so no error
     with pytest.raises(ValueError, match="shorter"):
         paired(a, b[:1], ["recall@5"], range(4))
+
+
+def test_paired_errors_and_chances_are_those_of_the_complete_rows():
+    a = [row(0.0), row(math.nan, num_truth=0), row(0.5), row(0.0)]
+    b = [row(1.0), row(1.0), row(0.0), row(0.25)]
+    results = paired(a, b, ["recall@5", "ndcg@5"], ["a", "b", "c", "c"])
+    differences = np.array([[1.0, 0.5], [-0.5, -0.25], [0.25, 0.125]])
+    means, errors = bootstrap(differences, ["a", "c", "c"], 3407)
+    chances = sign_flip(differences, ["a", "c", "c"], 3407)
+    assert [tuple(results[name].values()) for name in ("recall@5", "ndcg@5")] == [
+        *zip(means, errors, chances, strict=True)
+    ]
+    assert paired(a[1:2], b[1:2], ["recall@5"], ["b"])["recall@5"].keys() == {"mean", "se", "p"}  # no row is left
 
 
 def test_sign_flip_is_the_share_of_assignments_as_far_from_zero():

@@ -17,6 +17,8 @@ def test_delimiter_is_any_character():
         ("\n\n A \n\nB\n", 1, "\n", "\n\n A \n\nX\n"),
         ("A | B |", 1, "|", "A | X |"),
         ("A; A", 1, ";", "A; X"),
+        ("\u00a0\nB", 1, "\n", "\u00a0\nX"),  # a no-break space is text
+        ("\u00a0A\nB", 0, "\n", "X\nB"),
     ],
 )
 def test_a_line_is_replaced_in_place(text, rank, delimiter, expected):

@@ -15,6 +15,7 @@ from convrec.titles.item import Item
         ("(1000) Nights of Rain (2009)", [("Nights of Rain", 2009)]),  # every parenthesis is removed
         ("Up(2009)", []),  # a space before the year is required
         ("#Up (2009)", [("Up", 2009)]),  # marks are removed, even if they are not bullets
+        ("Up_* (2009)", [("Up", 2009)]),
         ("2.Up (2009)", [("2.Up", 2009)]),  # numbering needs a space after it
         ("3) 3) Up (2009)", [("Up", 2009)]),  # repeated numbering is removed
         ("“Up” (2009)", [("“Up”", 2009)]),  # straight quotes only

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from convrec.base.errors import UserError
-from convrec.lists.settings import ListSettings
+from convrec.lists.settings import ListSettings, make_matcher
+from convrec.titles.catalog import Catalog
 from convrec.titles.matching import MATCHERS, Matcher
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -31,6 +32,13 @@ def test_the_matchers_defaults_are_those_of_the_settings():
     lists = ListSettings()
     assert defaults["mode"] == lists.matching
     assert (defaults["year_tolerance"], defaults["fuzzy_cutoff"]) == (lists.year_tolerance, lists.fuzzy_cutoff)
+
+
+def test_a_matcher_has_the_settings_of_lists():
+    catalog = Catalog.from_items([("Heat", 1995)])
+    matcher = make_matcher(catalog, ListSettings(matching="lenient", year_tolerance=1, fuzzy_cutoff=80))
+    assert matcher.catalog is catalog
+    assert (matcher.mode, matcher.year_tolerance, matcher.fuzzy_cutoff) == ("lenient", 1, 80)
 
 
 def test_missing_and_none_values_of_a_mapping_are_defaults():

@@ -2,7 +2,7 @@
 
 import json
 from functools import cache
-from itertools import groupby
+from itertools import groupby, product
 from types import SimpleNamespace
 
 import pytest
@@ -229,6 +229,30 @@ def test_newline_byte_inside_invalid_utf8_does_not_end_a_line():
     assert ranks_and_lines("<0xE2>", "U", "<0x0A>", "U") == ([0, 0, 0, 1], ["\ufffdU", "U"])
 
 
+def test_runs_of_byte_tokens_are_utf8_where_python_decodes_them():
+    # every first byte at which Unicode's table of well-formed sequences changes, with every such later byte
+    first = [0x7F, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5]
+    later = [0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0]
+    runs = [bytes(run) for count in range(4) for run in product(first, *[later] * count)]
+    tokenizer, table = get_tokenizer("llama2"), get_table("llama2")
+    u = tokenizer.convert_tokens_to_ids("U")
+    byte_ids = tokenizer.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in range(256)])
+    rows = [[*(byte_ids[byte] for byte in (*run, 0x0A)), *[u] * (5 - len(run))] for run in runs]
+    ids = torch.tensor(rows)
+    ranks = token_rank_ids(ids, torch.ones_like(ids), table, ())
+
+    def is_utf8(run):
+        try:
+            run.decode("utf-8")
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    # the line break after a run ends the line only if the run is UTF-8
+    wrong = [run for run, last in zip(runs, ranks[:, -1].tolist(), strict=True) if last != is_utf8(run)]
+    assert wrong == []
+
+
 def pieces_table(pieces, specials=("<eos>", "<pad>")):
     vocab = sorted(set(pieces) | set(specials))
     table = table_from_bytes([b"" if piece in specials else piece.encode() for piece in vocab])
@@ -282,6 +306,12 @@ def test_rows_are_independent_and_padding_changes_nothing():
     assert token_rank_ids(rows, mask, table, eos).tolist() == expected
 
 
+def test_a_table_moves_to_a_device_with_its_bytes_of_fallback():
+    table = get_table("llama2").to("meta")
+    assert {values_V.device.type for values_V in (table.codes_V, table.newlines_V, table.fallback_V)} == {"meta"}
+    assert get_table("qwen2").to("meta").fallback_V is None
+
+
 def test_ids_beyond_the_vocabulary_are_blank():
     ids, table, eos = pieces_table(["A", "\n", "B"])
     assert compute_ranks([ids[0], 10**6, ids[1], -100, ids[2]], table, eos) == [0, 0, 0, 0, 1]
@@ -304,6 +334,21 @@ def test_unsupported_decoder_is_refused_by_name():
     tokenizer.decoder = decoders.WordPiece()
     with refuses("lists.unsupported-decoder", "bert-like", "WordPiece"):
         build_vocab_table(_wrap(tokenizer, "bert-like", "[UNK]"))
+
+
+@pytest.mark.parametrize(
+    "decoder", [decoders.Strip("x", 1, 0), decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex("a+"), "b")])]
+)
+def test_decoder_steps_that_change_text_are_refused(decoder):
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    tokenizer.decoder = decoder
+    with refuses("lists.unsupported-decoder", "stripper"):
+        token_bytes(_wrap(tokenizer, "stripper", "[UNK]"))
+
+
+def test_without_a_decoder_tokens_are_joined_with_spaces():
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "<0x0A>": 3}, unk_token="[UNK]"))
+    assert token_bytes(_wrap(tokenizer, "words", "[UNK]")) == [b"", b" a", b"", b" <0x0A>"]
 
 
 def test_tokenizer_unable_to_write_delimiter_is_refused_by_name():

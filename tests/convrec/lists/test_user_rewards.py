@@ -37,6 +37,12 @@ def raises_without_hits(relevance, items):
 def takes_one(relevance):
     return relevance
 
+calls = []
+
+def notes(relevance, items):
+    calls.append((relevance, items))
+    return relevance
+
 def greedy(relevance, items):
     items.clear()
     relevance[:] = [9] * len(relevance)
@@ -82,6 +88,15 @@ def test_a_custom_reward_cannot_change_its_callers_lists():
 @pytest.mark.parametrize("num_items", [1, 2, 20])
 def test_a_valid_custom_reward_passes(name, num_items):
     check(name, num_items)
+
+
+def test_the_check_tries_lists_without_and_with_lines_and_hits():
+    check("my_rewards:notes", 3)
+    relevances, items = zip(*sys.modules["my_rewards"].calls, strict=True)
+    assert relevances == ([0, 0, 0], [0, 0, 0], [1, 1, 1], [0, 1, 0])
+    is_item = [[isinstance(item, Item) for item in list_] for list_ in items]
+    assert is_item == [[False] * 3, [True] * 3, [True] * 3, [False, True, False]]
+    assert len(set(items[1])) == 3
 
 
 @pytest.mark.parametrize(

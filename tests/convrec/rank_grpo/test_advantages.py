@@ -1,5 +1,7 @@
 """Rank-relative advantages, and the units to which they are assigned."""
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,8 +24,8 @@ def test_golden_with_its_arithmetic():
 
 def test_equal_returns_give_exactly_zero_despite_rounding():
     # the mean of seven float32 0.1 is not 0.1: without care that becomes an advantage of 1e-5
-    for dtype in (torch.float32, F64):
-        returns = torch.full((7, 3), 0.1, dtype=dtype)
+    for dtype, value in product((torch.float32, F64), (0.1, -0.1)):
+        returns = torch.full((7, 3), value, dtype=dtype)
         assert compute_rank_advantages(returns, [0] * 7).eq(0).all()
         assert find_zero_std_ranks(returns, [0] * 7).all()
 

@@ -7,12 +7,16 @@ import torch
 
 from convrec.lists.token_ranks import table_from_bytes
 from convrec.rank_grpo.credit import (
+    NOT_REPORTED,
+    NOT_SAMPLED,
     Credit,
     CreditSettings,
     RankBatch,
     assign_credit,
     collect_scalar_infos,
     compute_list_metrics,
+    has_log_prob,
+    is_sampled,
 )
 
 EOS, LINE = 0, 1
@@ -24,14 +28,14 @@ RETURNS = [[1.0, 0.0], [0.0, 0.0], [5.0, 5.0]]
 HALF = 0.5 / (0.5**0.5 + 1e-4)  # returns 1 and 0: mean .5, standard deviation .7071
 
 
-def make_batch() -> RankBatch:
+def make_batch(responses: torch.Tensor = RESPONSES, mask: torch.Tensor = MASK) -> RankBatch:
     infos = [{"rank_returns": row, "hits": sum(row), "texts": ["x"]} for row in RETURNS]
     return RankBatch(
         prompts=["p", "p", 2],
         is_padding_B=torch.tensor([False, False, True]),
         extra_fields=[{"reward_extra_info": info} for info in infos],
-        responses_BT=RESPONSES,
-        mask_BT=MASK,
+        responses_BT=responses,
+        mask_BT=mask,
     )
 
 
@@ -62,10 +66,39 @@ def test_a_truncated_list_is_masked_on_request() -> None:
     assert (credit.units_BT[1] == -1).all()
 
 
+def test_without_normalisation_advantages_are_differences_to_the_mean() -> None:
+    credit = assign_credit(make_batch(), settings(norm_by_std=False))
+    assert credit.advantages_BT[:2, 0].tolist() == [0.5, -0.5]
+
+
+# "a" and nothing else, and "a \n b \n c" cut off
+LENGTHS = torch.tensor([[2, EOS, 0, 0, 0], [2, LINE, 3, LINE, 4], [2, EOS, 0, 0, 0]])
+LENGTHS_MASK = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
+
+
+def test_lists_of_another_length_get_the_penalties() -> None:
+    batch = make_batch(LENGTHS, LENGTHS_MASK)
+    credit = assign_credit(batch, settings(underflow_penalty=-0.2, overflow_penalty=-0.3))
+    assert credit.advantages_BT[0].tolist() == pytest.approx([HALF, -0.2, 0, 0, 0])
+    assert credit.advantages_BT[1].tolist() == pytest.approx([-HALF, -HALF, 0, 0, -0.3])
+
+
+def test_the_reference_counts_delimiters_and_rewards_the_end_of_a_full_list() -> None:
+    # "a \n b" and "\n b", which has two items for the reference
+    responses = torch.tensor([[2, LINE, 3, EOS], [LINE, 3, EOS, 0], [2, EOS, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]])
+    credit = assign_credit(make_batch(responses, mask), settings(preset="reference"))
+    assert credit.rank_ids_BT[:2].tolist() == [[0, 0, 1, 1], [0, 1, 1, -1]]
+    assert credit.advantages_BT[0].tolist() == pytest.approx([HALF, HALF, 0, 0.1])
+    assert credit.advantages_BT[1].tolist() == pytest.approx([-HALF, 0, 0.1, 0])
+    papers = assign_credit(make_batch(responses, mask), settings())
+    assert papers.rank_ids_BT[:2].tolist() == [[0, 0, 1, 1], [-1, 0, 0, -1]]
+
+
 def test_returns_of_tokens_are_those_of_their_rank() -> None:
-    batch = make_batch()
-    credit = assign_credit(batch, settings())
-    assert credit.spread_returns(batch.returns_BK)[0].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
+    credit = assign_credit(make_batch(LENGTHS, LENGTHS_MASK), settings())
+    returns_BK = torch.tensor([[1.0, 0.0], [0.25, 0.5], [0.0, 0.0]])
+    assert credit.spread_returns(returns_BK)[:2].tolist() == [[1.0, 1.0, 0, 0, 0], [0.25, 0.25, 0.5, 0.5, 0.0]]
 
 
 def test_lists_are_logged_as_the_policy_wrote_them() -> None:
@@ -75,6 +108,14 @@ def test_lists_are_logged_as_the_policy_wrote_them() -> None:
     assert metrics["rank_grpo/return@1"] == 0.0
     assert metrics["rank_grpo/no_hit"] == 1.0
     assert compute_list_metrics(make_batch(), 2)["rank_grpo/return@1"] == 0.5
+
+
+def test_a_prompt_is_hit_in_any_of_its_groups() -> None:
+    batch = make_batch()
+    batch.groups = ["p, turn 0", "p, turn 1", 2]
+    metrics = compute_list_metrics(batch, 2)
+    assert metrics["rank_grpo/no_hit"] == 0.0
+    assert metrics["rank_grpo/zero_std/all_ranks"] == 1.0  # a group has one response
 
 
 class Noting:
@@ -104,7 +145,14 @@ def test_a_feature_changes_ranks_then_tokens_then_logs() -> None:
     assert credit.advantages_BT[0, 0].item() == pytest.approx(2 * HALF)
 
 
+def test_placeholders_of_log_probs_tell_what_the_rollout_sampled() -> None:
+    log_probs = torch.tensor([-0.5, 0.0, NOT_SAMPLED, NOT_REPORTED])
+    assert is_sampled(log_probs).tolist() == [True, True, False, True]
+    assert has_log_prob(log_probs).tolist() == [True, True, False, False]
+
+
 def test_only_numbers_of_infos_are_logged() -> None:
+    assert collect_scalar_infos([{"hits": 1, "list": [1]}]) == {"hits": [1.0]}
     assert collect_scalar_infos([{"hits": 1, "list": [1], "ndcg": 0.5}, {"hits": 0, "list": [0], "ndcg": 0.0}]) == {
         "hits": [1.0, 0.0],
         "ndcg": [0.5, 0.0],

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from convrec.lists.token_ranks import reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units, compute_rank_advantages
 from convrec.rank_grpo.loss_metrics import finish_policy_metrics
-from convrec.rank_grpo.policy_loss import AGGREGATIONS, BatchCounts, RankLossSettings, compute_rank_policy_loss
+from convrec.rank_grpo.policy_loss import (
+    AGGREGATIONS,
+    BatchCounts,
+    RankLossSettings,
+    compute_rank_policy_loss,
+    sum_over_units,
+)
 from tests.user_errors import refuses
 
 F64 = torch.float64
@@ -234,6 +240,17 @@ def test_golden_with_its_arithmetic(dtype, tolerance):
     assert not any(name.endswith("/overflow") for name in metrics)
 
 
+def test_a_ratio_counts_as_clipped_only_where_clipping_changes_the_gradient():
+    # ratios of e^-.2 and e^.2, with advantages that pull them back, and with such that push them further
+    new = torch.tensor([[-0.2, 0.2, -0.2, 0.2]])
+    advantages = torch.tensor([[1.0, -1.0, -1.0, 1.0]])
+    units = torch.arange(4)[None]
+    old = torch.zeros(1, 4)
+    parts = rank_loss(new, advantages, units, num_ranks=4, global_batch_size=1, old_log_prob_BT=old)[1]
+    metrics = finish_policy_metrics(parts)
+    assert (metrics["clip_low/1"], metrics["clip_low/all"], metrics["clip_high/all"]) == (0, 1 / 4, 1 / 4)
+
+
 # --- the gradient ---
 
 
@@ -273,6 +290,12 @@ def test_loss_and_gradient_equal_plain_autograd(aggregation, seed, mixed, on_pol
 
 
 # --- invariants ---
+
+
+def test_sums_over_units_stand_at_each_of_their_tokens():
+    tokens = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
+    units = torch.tensor([[0, 1, 0, -1], [-1, 1, 2, 1]])
+    assert sum_over_units(tokens, units).tolist() == [[4, 2, 4, 0], [0, 14, 7, 14]]
 
 
 @pytest.mark.parametrize("junk", [0.0, -1e4, float("nan"), float("inf")])

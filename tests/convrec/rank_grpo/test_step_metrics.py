@@ -7,6 +7,7 @@ from convrec.rank_grpo.step_metrics import compute_rank_metrics, make_rank_bucke
 def test_buckets():
     assert make_rank_buckets(20) == [("1", 0, 1), ("2-5", 1, 5), ("6-10", 5, 10), ("11-15", 10, 15), ("16-20", 15, 20)]
     assert make_rank_buckets(2) == [("1", 0, 1), ("2", 1, 2)]
+    assert make_rank_buckets(3) == [("1", 0, 1), ("2-3", 1, 3)]
     assert make_rank_buckets(1) == [("1", 0, 1)]
     assert make_rank_buckets(25)[-1] == ("21-25", 20, 25)
 
@@ -33,6 +34,9 @@ def test_rank_metrics():
         }
     )
     assert compute_rank_metrics(torch.ones(2, 1), [0, 0], 1)["rank_grpo/zero_std/all_ranks"] == 1.0
+    # group a is equal at both ranks, b only at the first
+    returns = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+    assert compute_rank_metrics(returns, list("aabb"), 2)["rank_grpo/zero_std/all_ranks"] == 0.5
 
 
 def test_no_hit_metric_ignores_prompts_that_always_hit():

@@ -5,11 +5,11 @@ from convrec.titles.matching import Matcher
 from tests.convrec.titles.matching_films import FILMS
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def fuzzy():
     return Matcher(Catalog.from_items(FILMS), "fuzzy")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def exact():
     return Matcher(Catalog.from_items(FILMS), "exact")

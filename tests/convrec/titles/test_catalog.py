@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.base.errors import UserError
-from convrec.titles.catalog import Catalog, load_catalog, parse_year
+from convrec.titles.catalog import Catalog, load_catalog, parse_year, print_problems
 from convrec.titles.item import NO_YEAR
 from tests.user_errors import refuses
 
@@ -56,6 +56,7 @@ def test_id_with_two_titles_is_reported_and_clean_titles_stay(tmp_path):
     assert sentence.startswith("row 1: 'Persuasion' has the item_id of row 0, 'Emma'")
     assert [catalog.titles[row] for row in (0, 3, 4)] == ["Emma", "Emma [4]", "Emma"]
     assert [catalog.clean_title(row) for row in range(5)] == columns["title"]
+    assert Catalog.from_items([("Hello [Adele]", 2015)]).clean_title(0) == "Hello [Adele]"  # part of the title
 
 
 def test_invalid_entries_are_reported_and_keep_their_row():
@@ -65,6 +66,27 @@ def test_invalid_entries_are_reported_and_keep_their_row():
     assert "row 0" in catalog.problems[0]
     assert "'The Wall'" in catalog.problems[0]
     assert "201" in catalog.problems[0]
+
+
+def test_a_few_problems_are_printed_and_the_others_counted(capsys):
+    print_problems("c.parquet", ["one", "two"])
+    assert capsys.readouterr() == ("", "c.parquet: one\nc.parquet: two\n")
+    print_problems("c.parquet", ["one"] * 5)
+    assert len(capsys.readouterr().err.splitlines()) == 5
+    print_problems("c.parquet", [str(number) for number in range(7)])
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[:5] == [f"c.parquet: {number}" for number in range(5)]
+    assert len(printed) == 6
+    assert " 2 " in printed[5]
+
+
+def test_ids_that_are_fractions_stay():
+    assert Catalog.from_items([("Heat", 1995), ("Up", 2009)], item_ids=[1.5, 2.0]).item_ids == [1.5, 2]
+
+
+def test_lines_are_titles_with_their_years():
+    assert Catalog.from_items([("The Wall", 201), ("Heat", 1995)]).lines == ["The Wall", "Heat (1995)"]
+    assert Catalog.from_items([("Blue Lamp", None)]).lines == ["Blue Lamp"]
 
 
 @pytest.mark.parametrize("content", [[("Heat", 1995), ("Up", "2009")], (["Heat", "1995"], ["Up", 2009])])

@@ -134,6 +134,8 @@ def test_undated_ground_truth_matches_the_only_item_of_that_name(fuzzy, exact, y
         text = "The Stranger (2020)\nMother (2009)\nThe Outsiders (1983)\nToy Story 3 (2010)\nHeat (1995)"
         assert compute_relevance(fuzzy, text, [(title, year)]) == [0] * 5
     assert compute_relevance(exact, "Heat (1995)", [("Heat", year)]) == [0]
+    only = Matcher(Catalog.from_items([("Heat", 1995)]), "exact")
+    assert compute_relevance(only, "Heat (1995)", [("Heat", year)]) == [0]
 
 
 def test_seen_titles_have_no_year_and_any_case(fuzzy, exact):
@@ -144,6 +146,17 @@ def test_seen_titles_have_no_year_and_any_case(fuzzy, exact):
     assert fuzzy.match([Item("The Matrix", 1999)], [], ["matrix"]).seen == [True]
     # The catalog has Mother! and Mother, which are two titles in exact matching.
     assert exact.match([Item("Mother", 2017), Item("Mother!", 2017)], [], ["Mother!"]).seen == [False, True]
+
+
+def test_titles_outside_the_catalog_are_seen_too(fuzzy, exact):
+    for matcher, seen in ((exact, ["up"]), (fuzzy, ["Up!"])):
+        items = parse_items("Up (2009)\nno item\nUp Again (2009)")
+        assert matcher.match(items, [], seen).seen == [True, False, False]
+        assert matcher.match(items, [], ["Heat"]).seen == [False] * 3
+
+
+def test_another_year_of_one_film_is_a_repeat(exact):
+    assert exact.match(parse_items("Heat (1995)\nHeat (1996)"), [], []).duplicate == [False, True]
 
 
 def test_out_of_catalog_repeats_are_duplicates_too(exact):
@@ -163,6 +176,14 @@ def test_reference_mode_needs_the_exact_title_and_year():
     # Repeats count while ground truth is left: first 1999, then one year later; one year earlier is left.
     truth = [("The Matrix", 1998), ("The Matrix", 2000), ("The Matrix", 1999)]
     assert compute_relevance(matcher, "The Matrix (1999)\n" * 2, truth) == [1, 1]
+
+
+def test_reference_mode_marks_repeats_and_lines_without_an_item():
+    matcher = Matcher(Catalog.from_items(FILMS), "reference")
+    result = matcher.match([None, None, Item("Heat", 1995), Item("Heat", 1995)], [], None)
+    assert result.in_catalog == [False, False, True, True]
+    assert result.duplicate == [False, False, False, True]
+    assert result.catalog_index == [-1, -1, 20, 20]
 
 
 @pytest.mark.parametrize("bad", [{"mode": "loose"}, {"year_tolerance": -1}, {"fuzzy_cutoff": 0}, {"fuzzy_cutoff": 101}])

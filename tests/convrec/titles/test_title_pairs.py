@@ -62,8 +62,7 @@ def test_different_films_are_not_confused(mode):
     pairs += [(other, item) for item, other in pairs]
     matchers = [(Matcher(Catalog.from_items([item]), mode), other) for item, other in pairs]
     for method in ("identify", "identify_line"):
-        false = [other for matcher, other in matchers if getattr(matcher, method)(*other).index >= 0]
-        assert len(false) <= 0.005 * len(matchers), false
+        assert [other for matcher, other in matchers if getattr(matcher, method)(*other).index >= 0] == []
 
 
 def read_items_of_any_type(name: str) -> Iterator[tuple[str, str]]:
@@ -79,12 +78,24 @@ def is_found(title: str, written: str, on_a_line: bool) -> bool:
     return matcher.identify(*(parse_item(written, matcher.catalog.dated) or Item(written, NO_YEAR))).index >= 0
 
 
+# Spellings that are not found, and those that are found in ground truth but not on a line, which must say more.
+MISSED_ITEMS = ["The Lord of the Rings: The Tow Towers (2002)"]
+MISSED_ON_LINES = [
+    "Star Wars (1977)",
+    "Birdman (2014)",
+    "Dr. Strangelove (1964)",
+    "Terminator 2 (1991)",
+    "Léon (1994)",
+    "Borat: Cultural Learnings of America (2006)",
+]
+
+
 def test_items_of_any_type_are_found_in_every_spelling():
     """163 pairs, of which 105 and 99 were found without number words, signs, entities and acronyms."""
     pairs = list(read_items_of_any_type("same_items.txt"))
-    for on_a_line, min_share in ((False, 0.99), (True, 0.95)):
-        missed = [pair for pair in pairs if not is_found(*pair, on_a_line)]
-        assert len(pairs) - len(missed) >= min_share * len(pairs) >= min_share * 150, missed
+    assert len(pairs) >= 150
+    for on_a_line, expected in ((False, MISSED_ITEMS), (True, [*MISSED_ITEMS, *MISSED_ON_LINES])):
+        assert [written for title, written in pairs if not is_found(title, written, on_a_line)] == expected
 
 
 def test_items_of_any_type_are_not_confused():
@@ -93,8 +104,7 @@ def test_items_of_any_type_are_not_confused():
     both_ways = [pair for first, second in pairs for pair in ((first, second), (second, first))]
     assert len(both_ways) >= 300
     for on_a_line in (False, True):
-        false = [pair for pair in both_ways if is_found(*pair, on_a_line)]
-        assert len(false) <= 0.005 * len(both_ways), false
+        assert [pair for pair in both_ways if is_found(*pair, on_a_line)] == []
 
 
 def test_different_films_rarely_match_in_a_large_catalog():
@@ -106,31 +116,36 @@ def test_different_films_rarely_match_in_a_large_catalog():
         others = [film for film in films if part[fold(film.title)] != number]
         matcher = Matcher(Catalog.from_items(others))
         rows = {film: matcher.identify(*film).index for film in films if part[fold(film.title)] == number}
-        false += [(film, others[row]) for film, row in rows.items() if row >= 0]
-    assert len(false) <= 0.005 * len(films), false
+        false += [(film.title, others[row].title) for film, row in rows.items() if row >= 0]
+    # the file has a film under its short title, too
+    long, short = "Star Wars: Episode IV - A New Hope", "Star Wars"
+    assert sorted(false) == [(short, long), (long, short)]
+
+
+MISSED_FILMS = [
+    ("Avengers: Endgame", "Endgame (2019)"),
+    ("Léon: The Professional", "The Professional (1994)"),
+    ("The Professional", "Leon: The Professional (1994)"),
+    ("The Princess Bride", "The Princes Bride (1987)"),
+]
+# kind -> how many of its spellings no line of a list may have: of 10, 71, 51, 92 and 50
+MISSED_FILMS_ON_LINES = {"without a year": 10, "dropped": 61, "added": 42, "numeral or part": 17, "typo": 1}
 
 
 def test_one_film_is_found_in_every_spelling():
     """`identify` finds all kinds; a line of a list must say more, unless matching is lenient."""
-    num_pairs = Counter(kind for kind, _, _ in SAME)
-    num_found = Counter()
-    num_on_lines = Counter()
-    num_lenient = 0
     missed = []
+    missed_leniently = []
+    missed_on_lines = Counter()
     for kind, item, line in SAME:
         matcher = Matcher(Catalog.from_items([item]))
-        hit = matcher.identify(*read_truth(line)).index >= 0
-        num_found[kind] += hit
-        missed += [] if hit else [(kind, item, line)]
-        num_on_lines[kind] += find_line(matcher, line) >= 0
-        num_lenient += find_line(Matcher(Catalog.from_items([item]), "lenient"), line) >= 0
-    assert num_found.total() >= 0.97 * len(SAME), missed
-    assert all(num_found[kind] >= 0.9 * count for kind, count in num_pairs.items()), missed
-    assert num_lenient == num_found.total()
-    for kind in ("form of the line", "article", "accent, mark or space", "typo", "year off by one"):
-        assert num_on_lines[kind] == num_found[kind]
-    assert num_on_lines["without a year"] == 0
-    assert num_on_lines["dropped"] < 0.2 * num_pairs["dropped"]
+        if matcher.identify(*read_truth(line)).index < 0:
+            missed.append((item.title, line))
+        if find_line(Matcher(Catalog.from_items([item]), "lenient"), line) < 0:
+            missed_leniently.append((item.title, line))
+        missed_on_lines[kind] += find_line(matcher, line) < 0
+    assert missed == missed_leniently == MISSED_FILMS
+    assert +missed_on_lines == MISSED_FILMS_ON_LINES
 
 
 @pytest.mark.parametrize(

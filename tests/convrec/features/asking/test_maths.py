@@ -149,7 +149,15 @@ def test_a_question_by_hand() -> None:
     turns = Turns(["u"] * 5, torch.tensor(turn), torch.tensor(question), torch.tensor(gain), torch.tensor(asked))
     advantages_B = question_advantages(turns, 0.25, norm_by_std=False)
     assert torch.allclose(advantages_B, torch.tensor([0.75 - 1 / 3, 0, -0.25 - 1 / 3, 0, 0]))
+    # squares about the means of the turns: .1736 + .3403 + .0278 and .25 + .25, of 5 rows in 2 groups
+    deviation = (1.0416667 / 3) ** 0.5 + 1e-4
+    normalised_B = question_advantages(turns, 0.25)
+    assert normalised_B.tolist() == pytest.approx([0.4166667 / deviation, 0, -0.5833333 / deviation, 0, 0], rel=1e-5)
     assert turns.list_groups == [("u", 0, True), ("u", 1, False), ("u", 0, True), ("u", 1, False), ("u", 0, False)]
+
+    two = Turns(["u"] * 2, torch.zeros(2), torch.ones(2).bool(), torch.tensor([1.0, 0.0]), torch.ones(2))
+    half = 0.5 / (0.5**0.5 + 1e-4)  # two rollouts, whose questions have returns 1 and 0
+    assert question_advantages(two, 0.0).tolist() == pytest.approx([half, -half], rel=1e-5)
 
     own_BT = torch.tensor([[1, 1, 0]] * 5)
     units_BT, advantages_BT = torch.tensor([[2, 3, -1]] * 5), torch.full((5, 3), 0.5)

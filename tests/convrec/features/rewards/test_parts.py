@@ -3,6 +3,7 @@
 import datetime
 import math
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -66,6 +67,8 @@ def test_diversity_of_another_column_and_of_titles(path: Path) -> None:
     parts = RewardParts({"diversity.title": 1.0}, catalog, path)
     # three of four trigrams are also Alien's; a title of two letters shares none with either
     assert parts.returns([0, 1, 2], [False] * 3, [False] * 3, 3)["diversity.title"] == [0, 0.25, 1]
+    short = RewardParts({"diversity.title": 1.0}, Catalog.from_items([("Up", 2009), ("P", 2005)]), path)
+    assert short.returns([0, 1], [False] * 2, [False] * 2, 2)["diversity.title"] == [0, 1]
 
 
 def test_an_item_without_genres_gets_the_worst_diversity(path: Path) -> None:
@@ -95,6 +98,50 @@ def test_mentions_come_from_the_catalog_or_else_from_training(path: Path, tmp_pa
         )
         with refuses("rewards.no-mentions", f"convrec.rewards.{name}", plain):
             RewardParts({name: 1}, catalog, plain)
+
+
+def test_spellings_of_an_item_share_their_mentions(tmp_path: Path) -> None:
+    plain = tmp_path / "plain.parquet"
+    pq.write_table(pa.table(CATALOG).drop_columns("mentions"), plain)
+    counts = {"mentions_M": [3, 1, 0, 2], "first_rows_M": [0, 0, 2, 3]}  # Alien has 4
+    parts = RewardParts({"popularity": 1}, load_catalog(plain), plain, **counts)
+    assert parts.returns([0, 2, 3], [False] * 3, [False] * 3, 3)["popularity"] == [1, 0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("mentions", "novelty", "popularity"),
+    [([0, 0, 0, 0], [1, 1], [0, 0]), ([1, 0, 0, 0], [1, 1], [1, 0]), ([2, 0, 0, 0], [0, 1], [1, 0])],
+)
+def test_few_mentions_are_no_division_by_zero(
+    path: Path, mentions: list[int], novelty: list[float], popularity: list[float]
+) -> None:
+    pq.write_table(pa.table(CATALOG | {"mentions": mentions}), path)
+    parts = RewardParts({"novelty": 1, "popularity": 1}, load_catalog(path), path)
+    returns = parts.returns([0, 1], [False] * 2, [False] * 2, 2)
+    assert returns == {"novelty": pytest.approx(novelty), "popularity": popularity}
+
+
+def test_columns_of_every_type_of_numbers_and_texts_are_read(path: Path) -> None:
+    columns = {
+        "flag": pa.array([True, False, True, False]),
+        "price": pa.array([Decimal("1.5"), Decimal("2.5"), Decimal("0.5"), Decimal("3.5")]),
+        "stars": pa.array([1, 2, 3, 4], pa.int8()),
+        "tags": pa.array([["a"], ["a", "b"], ["b"], []], pa.large_list(pa.large_string())),
+        "studio": pa.array(["a", "b", "a", "b"], pa.large_string()),
+    }
+    table = pa.table(CATALOG)
+    for name, column in columns.items():
+        table = table.append_column(name, column)
+    pq.write_table(table, path)
+    names = ["catalog.flag", "catalog.price", "catalog.stars", "diversity.tags", "diversity.studio"]
+    parts = RewardParts(dict.fromkeys(names, 1.0), load_catalog(path), path)
+    assert list(parts.returns([0, 1], [False] * 2, [False] * 2, 2).values()) == [
+        [1, 0],
+        [1.5, 2.5],
+        [1, 2],
+        [0, 0.5],
+        [0, 1],
+    ]
 
 
 def test_a_catalog_without_a_parts_column_is_refused(path: Path, tmp_path: Path) -> None:
