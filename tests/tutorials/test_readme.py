@@ -25,6 +25,7 @@ import pytest
 
 from convrec.base.files import read_json
 from convrec.runs.folder import latest_step, read_metrics
+from tests.tutorials.shell import SECONDS, run_commands
 
 pytestmark = pytest.mark.tutorial
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +49,6 @@ OWN_CATALOG = "Your own catalog and chat logs"
 GPU = "A GPU and a Hugging Face model"
 # Variables of the session that runs the tests, which a reader's shell does not have.
 HIDDEN = ("E2E_DEMO", "PYTHON", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "RAY_ADDRESS", "VIRTUAL_ENV")
-SECONDS = 1500  # on busy cores
 
 
 @pytest.fixture(scope="module")
@@ -98,19 +98,8 @@ def make_shell_environment() -> dict[str, str]:
 
 
 def run(folder: Path, commands: str) -> str:
-    """Run a block in one shell, as somebody who pastes it; return what it prints. The first failure ends it."""
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", commands],
-        cwd=folder,
-        env=make_shell_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
+    """Run a block in a reader's shell; return what it prints."""
+    return run_commands(folder, commands, make_shell_environment())
 
 
 def check_finite(value: Any, name: str = "") -> None:

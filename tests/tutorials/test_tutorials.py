@@ -23,6 +23,7 @@ import pytest
 
 from convrec.base.files import read_json
 from convrec.runs.folder import latest_step
+from tests.tutorials.shell import SECONDS, run_commands
 
 pytestmark = pytest.mark.tutorial
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,6 @@ PAGES = ROOT / "docs" / "tutorials"
 LINKS = ("run_sft.sh", "run_rank_grpo.sh", "recipes", "convrec", "conf", "reward", "data_prep")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SMALL_DEMO = [sys.executable, "-m", "recipes", "demo", "--sft-steps", "20", "--rl-steps", "2"]
-SECONDS = 1500  # on busy cores; a fifth of it alone
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +67,8 @@ def environment() -> dict[str, str]:
 
 
 def shell(project: Path, *scripts: str) -> str:
-    """Run the blocks in one shell, as somebody who pastes them; returns what they print. The first failure ends it."""
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", "\n".join(scripts)],
-        cwd=project,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
+    """Run the blocks of a page in one shell; return what they print."""
+    return run_commands(project, "\n".join(scripts), environment())
 
 
 def scripts_of(found: list[tuple[str, str]]) -> list[str]:

@@ -25,7 +25,7 @@ def ids(catalog: ServedCatalog) -> set[str]:
     return {item.item_id for item in catalog}
 
 
-def found(catalog: ServedCatalog, text: str | int) -> set[str]:
+def find_ids(catalog: ServedCatalog, text: str | int) -> set[str]:
     snapshot = catalog.snapshot
     return {snapshot.items[number].item_id for number in catalog.find(text, snapshot)}
 

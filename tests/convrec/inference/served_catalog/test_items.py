@@ -17,7 +17,7 @@ from convrec.base.errors import UserError
 from convrec.inference.recommender import Recommender
 from convrec.inference.served_catalog.journal import FILE, StateUnreadable
 from convrec.inference.served_catalog.snapshot import Snapshot, Title
-from tests.convrec.inference.served_catalog.films import FILMS, NEW, found, ids, make_requests, write_catalog
+from tests.convrec.inference.served_catalog.films import FILMS, NEW, find_ids, ids, make_requests, write_catalog
 from tests.user_errors import refuses
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -68,22 +68,22 @@ def test_items_are_found_by_id_by_line_and_by_title(serve: Any, tmp_path: Path) 
         "Best of [1999]": {"e"},
         "Best of [1999] (2010)": {"e"},
     }
-    assert [(name, found(catalog, name)) for name in expected] == [*expected.items()]
+    assert [(name, find_ids(catalog, name)) for name in expected] == [*expected.items()]
     catalog.put([{"item_id": "n", "title": "300", "year": 2006}])
-    assert (found(catalog, "300"), found(catalog, Title("300"))) == ({"300"}, {"n"})
+    assert (find_ids(catalog, "300"), find_ids(catalog, Title("300"))) == ({"300"}, {"n"})
     assert catalog.snapshot.get("c").line == "Heat (1986)"
     catalog.delete([300])
-    assert (found(catalog, 300), found(catalog, "300")) == (set(), {"n"})  # a number is not a title
+    assert (find_ids(catalog, 300), find_ids(catalog, "300")) == (set(), {"n"})  # a number is not a title
 
 
 def test_row_numbers_are_default_ids_but_digit_titles_are_not(serve: Any, tmp_path: Path) -> None:
     films = [("Toy Story", 1995), ("Heat", 1995), ("Heat", 1986), ("9", 2009), ("2", 2006), ("Up", 2009)]
     catalog = serve(file=write_catalog(tmp_path, [("", *film) for film in films], ids=False))
     assert ids(catalog) == {"0", "1", "2", "3", "4", "5"}
-    assert found(catalog, "Heat (1986)") == {"2"}
-    assert (found(catalog, "2"), found(catalog, "9"), found(catalog, "2 (2006)")) == ({"4"}, {"3"}, {"4"})
-    assert (found(catalog, 2), found(catalog, 9)) == ({"2"}, set())  # a number is always a row
-    assert (found(catalog, "5"), found(catalog, Title("5"))) == ({"5"}, set())  # ids in lists are texts
+    assert find_ids(catalog, "Heat (1986)") == {"2"}
+    assert (find_ids(catalog, "2"), find_ids(catalog, "9"), find_ids(catalog, "2 (2006)")) == ({"4"}, {"3"}, {"4"})
+    assert (find_ids(catalog, 2), find_ids(catalog, 9)) == ({"2"}, set())  # a number is always a row
+    assert (find_ids(catalog, "5"), find_ids(catalog, Title("5"))) == ({"5"}, set())  # ids in lists are texts
     requests = make_requests(catalog)
     assert requests.find_items("seen", ["2", 2, "5", Title("5"), Title("9")], catalog.snapshot) == {4, 2, 5, 3}
     assert requests.find_items("seen", [2, Title("5")], catalog.snapshot) == {2}
@@ -102,9 +102,13 @@ def test_changes_make_new_snapshots_and_leave_old_ones(serve: Any, line_tokenize
     allowed = before.select_trie(frozenset([number]))
     assert allowed.trie.item_W.tolist() == [number]
     assert before.select_trie(frozenset([number])) is allowed
-    assert (found(catalog, "Heat"), found(catalog, "Ronin (1998)"), found(catalog, "c")) == ({"b"}, {"n"}, set())
+    assert (find_ids(catalog, "Heat"), find_ids(catalog, "Ronin (1998)"), find_ids(catalog, "c")) == (
+        {"b"},
+        {"n"},
+        set(),
+    )
     catalog.put([{"item_id": "c", "title": "Heat", "year": 1986}])
-    assert found(catalog, "Heat (1986)") == {"c"}
+    assert find_ids(catalog, "Heat (1986)") == {"c"}
     catalog.put([{"item_id": "m", "title": "Heat", "year": 1986, "display": "director's cut"}])
     assert catalog.snapshot.get("m").line == "Heat [director's cut] (1986)"
 
@@ -137,9 +141,9 @@ def test_an_item_is_found_by_its_aliases(serve: Any, tmp_path: Path) -> None:
     columns = {"title": ["Spirited Away", "Heat"], "year": [2001, 1995], "item_id": ["a", "b"]}
     pq.write_table(pa.table(columns | {"aliases": [["Sen to Chihiro"], None]}), file)
     catalog = serve(file=file)
-    assert found(catalog, "sen to chihiro (2001)") == found(catalog, "Sen to Chihiro") == {"a"}
+    assert find_ids(catalog, "sen to chihiro (2001)") == find_ids(catalog, "Sen to Chihiro") == {"a"}
     catalog.delete(["a"])
-    assert found(catalog, "Sen to Chihiro") == set()
+    assert find_ids(catalog, "Sen to Chihiro") == set()
 
 
 def test_failed_change_leaves_journal_and_catalog_untouched(
@@ -161,10 +165,10 @@ def test_failed_change_leaves_journal_and_catalog_untouched(
         with pytest.raises(ValueError, match="are equal"):
             catalog.put([NEW])
     assert catalog.snapshot is before
-    assert found(catalog, "Ronin") == set()
+    assert find_ids(catalog, "Ronin") == set()
     assert ((state / FILE).read_bytes(), list((tmp_path / "tries").iterdir())) == (journal, files)
     catalog.put([{**NEW, "title": "Ronin II"}])
-    assert (found(catalog, "Ronin II"), found(catalog, "Ronin")) == ({"n"}, set())
+    assert (find_ids(catalog, "Ronin II"), find_ids(catalog, "Ronin")) == ({"n"}, set())
 
 
 def test_state_made_contradictory_by_a_new_catalog_still_loads(serve: Any, tmp_path: Path, state: Path) -> None:
@@ -175,7 +179,7 @@ def test_state_made_contradictory_by_a_new_catalog_still_loads(serve: Any, tmp_p
     again = serve(state, write_catalog(tmp_path, [*FILMS, ("z", "Ronin", 1998)]))
     assert ids(again) == {"b", "c", "d", "300", "z"}
     _, problem = again.problems
-    assert found(again, "Heat (1995)") == {"b"}
+    assert find_ids(again, "Heat (1995)") == {"b"}
     assert problem.startswith("left out: item_id 'n': item 'b' has the same line")
     assert json.loads((state / FILE).read_text().splitlines()[0])["catalog"] == "catalog.parquet"
 
@@ -218,7 +222,7 @@ def test_column_change_reuses_trie_and_reaches_other_processes(priced: Any) -> N
             {"price": 9.0, "link": "u/a"},
             {"price": 2.5, "link": "u/b"},
         ]
-        assert found(catalog, "Heat (1995)") == {"b"}
+        assert find_ids(catalog, "Heat (1995)") == {"b"}
     assert second.snapshot.trie is trie_of_second
     assert before.get("a").columns["price"] == 1.5  # a request that began before
 
@@ -305,9 +309,9 @@ def test_a_title_alone_means_all_its_editions(serve: Any, tmp_path: Path, state:
     assert (state / FILE).read_bytes() == before
     for served in (catalog, serve(state, file)):
         assert served.snapshot.get("n").title == "Heat [8]"
-        assert found(served, "Heat") == found(served, Title("heat")) == {"b", "c", "m", "n"}
-        assert found(served, "Heat (1995)") == {"b", "m", "n"}
-        assert found(served, "Heat [BK-1]") == found(served, "Heat [BK-1] (1995)") == {"m"}
+        assert find_ids(served, "Heat") == find_ids(served, Title("heat")) == {"b", "c", "m", "n"}
+        assert find_ids(served, "Heat (1995)") == {"b", "m", "n"}
+        assert find_ids(served, "Heat [BK-1]") == find_ids(served, "Heat [BK-1] (1995)") == {"m"}
 
 
 def test_changes_outlive_a_restart_and_reach_other_processes(serve: Any, state: Path) -> None:
@@ -316,7 +320,7 @@ def test_changes_outlive_a_restart_and_reach_other_processes(serve: Any, state: 
     second.delete(["a"])
     second.put([{**NEW, "title": "Ronin II"}])
     assert ids(first) == ids(second) == ids(serve(state)) == {"b", "c", "d", "300", "n"}
-    assert found(first, "Ronin II (1998)") == {"n"}
+    assert find_ids(first, "Ronin II (1998)") == {"n"}
     assert first.delete(["a"]) == ["a"]
 
 

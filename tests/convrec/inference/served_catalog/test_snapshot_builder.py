@@ -11,7 +11,7 @@ import pytest
 from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.inference.served_catalog.journal import FILE
 from convrec.inference.served_catalog.snapshot import ItemSpellings, add_names
-from tests.convrec.inference.served_catalog.films import LIMITS, NEW, found, ids, write_catalog
+from tests.convrec.inference.served_catalog.films import LIMITS, NEW, find_ids, ids, write_catalog
 from tests.user_errors import refuses
 
 SPELLINGS = [("a", "Toy Story", 1995), ("b", "Seven", 1995), ("b", "Se7en", 1996)]
@@ -61,7 +61,7 @@ def test_items_that_no_list_can_write_are_left_out_of_a_state(
     catalog = serve(state, tokenizer=add_special_tokens(line_tokenizer))
     assert (ids(catalog), len(catalog.problems)) == ({"a", "b", "c", "d", "300"}, 5)
     assert "left out: item_id 'm': year None" in capsys.readouterr().err
-    assert found(catalog, "Heat (1995)") == {"b"}
+    assert find_ids(catalog, "Heat (1995)") == {"b"}
 
 
 def test_a_title_too_long_for_lists_is_refused(serve: Any, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
