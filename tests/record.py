@@ -41,7 +41,8 @@ class ResultRecorder:
         kept |= {file: self._summarize(file) for file in self._outcomes}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n", encoding="utf-8")
+        lines = ",\n".join(f"{json.dumps(file)}: {json.dumps(kept[file])}" for file in sorted(kept))
+        partial.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
         partial.replace(self._path)
 
     def _summarize(self, file: str) -> dict[str, Any]:

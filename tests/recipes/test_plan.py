@@ -23,7 +23,7 @@ from tests.recipes.planning.conftest import run as run_with
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "explanation" / "planning.md").read_text(encoding="utf-8")
-STATUS = (ROOT / "docs" / "explanation" / "status.md").read_text(encoding="utf-8")
+PLANNING = (ROOT / "docs" / "explanation" / "planning.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```bash\n([^`]*convrec plan[^`]*)^```\n```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 Run = Callable[..., tuple[int, str, str]]
 
@@ -57,8 +57,8 @@ def test_the_page_shows_what_the_command_prints(command: str, printed: str, run:
 
 
 def measured_row(what: str) -> list[str]:
-    """Cells of the status page's comparison with measurements, after the first."""
-    row = next(line for line in STATUS.splitlines() if line.startswith(f"| {what}"))
+    """Cells of planning.md's comparison with measurements, after the first."""
+    row = next(line for line in PLANNING.splitlines() if line.startswith(f"| {what}"))
     return [cell.strip() for cell in row.strip("|").split("|")[1:]]
 
 
@@ -128,7 +128,7 @@ def test_the_papers_run_takes_what_the_pages_say(config_with: Callable[..., Dict
         assert 0.2 < (seconds["log-probs"][end] + seconds["update"][end] - besides) / seconds["a step"][end] < 0.25
     for page in ("README.md", "docs/explanation/performance.md"):
         assert f"{shown([fast, slow])} s per step" in " ".join((ROOT / page).read_text(encoding="utf-8").split())
-    assert f"The plan says {shown([fast, slow])} s" in " ".join(STATUS.split())
+    assert f"The plan says {shown([fast, slow])} s" in " ".join(PLANNING.split())
 
 
 def test_json_has_what_the_text_has(run: Run) -> None:

@@ -1,0 +1,62 @@
+"""Keep what the last runs left in outputs/: results of tests, of benchmarks and of the demos, for the status page.
+
+python scripts/keep_results.py [FOLDER]    FOLDER: another clone's outputs/; the default is this one's
+
+Results of test files are added to those that are kept. Everything else replaces what was kept under its name.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from benchmarks.machine import describe_machine  # noqa: E402  a script finds only its own folder
+
+MEASURED = ROOT / "notes" / "measured"
+DEMOS = ("demo", "pretrained")
+# Of a demo's summary: without its paths.
+KEPT_OF_A_DEMO = ("models", "gain", "seconds", "versions")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "outputs")
+    outputs = parser.parse_args().folder
+    for source in sorted(outputs.glob("tests/*.json")):
+        kept = MEASURED / "tests" / source.name
+        _write(kept, {**_read(kept), **_read(source)})
+    for source in sorted(outputs.glob("bench/*.json")):
+        _write(MEASURED / "bench" / source.name, _read(source))
+    for name in DEMOS:
+        source = outputs / name / "summary.json"
+        if source.exists():
+            summary = _read(source)
+            figures = {key: summary[key] for key in KEPT_OF_A_DEMO}
+            _write(MEASURED / f"{name}.json", {"machine": _describe_demo(source.parent), **figures})
+    return 0
+
+
+def _describe_demo(folder: Path) -> dict[str, Any]:
+    """Return this machine, with the time and the commit of the demo's last start of Rank-GRPO."""
+    last = (folder / "rank_grpo" / "starts.jsonl").read_text(encoding="utf-8").splitlines()[-1]
+    start = json.loads(last)
+    return {**describe_machine(), "date": start["time"], "commit": start["commit"]}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Write one entry per line, so that a change shows what has changed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
+    path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""docs/explanation/status.md: what has been tested, where and when, from the files in notes/measured/."""
+
+import json
+from collections.abc import Iterable
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from reference_pages.markdown import code, table
+
+ROOT = Path(__file__).resolve().parents[2]
+MEASURED = ROOT / "notes" / "measured"
+# Tiers of tests, with the command that runs each; `make keep` keeps what the last runs recorded.
+TIERS = {
+    "quick": "make test",
+    "e2e": "make test",
+    "long": "make test-long",
+    "faults": "make test-faults",
+    "slow": "make test-slow",
+    "tutorials": "make tutorials",
+}
+PLACES = ("one_gpu", "several_gpus", "kubernetes")
+
+
+def status_page() -> str:
+    """Return the page."""
+    records = read_records()
+    not_run = "\n".join(f"- {what}" for what in records["not_run"])
+    return f"""
+# What has been tested, and where
+This page is made of files: what the tests and the benchmarks of this repository wrote, and a list of runs on other
+machines. They are in `notes/measured/`. [What the studies found](results.md) has the results of methods and settings.
+
+- **No full-scale run has been made with this code.** Every result in this manual comes from a small model.
+- **Nothing has run on two GPUs.**
+- A CPU runs the same versions of verl, Ray, torch and transformers as a GPU, with vLLM's CPU build in place of vLLM.
+- The defaults are the paper's full-scale settings. Planned times come from [a model of the time](planning.md).
+
+## In short
+"Yes" on two CPU cores: all tests that hold it passed in their last recorded run.
+
+{_area_table(records["areas"])}
+
+## Tests
+The last recorded runs, by tier. A tier may have run in parts: each file counts with its own date and commit.
+
+{_tier_table()}
+
+## The demo
+{_demo_table("demo")}
+
+## The demo with a pretrained model
+{_demo_table("pretrained")}
+
+## On a GPU
+{_record_table(records["gpu"])}
+
+## On a cluster
+Besides the tests of two nodes above. A key planted in the environment of submitter and nodes appears in no file or log.
+
+{_record_table(records["cluster"])}
+
+## When something dies
+Besides `make test-faults`, which runs as root, with each run alone in its namespaces. The list of what it tries is in
+`notes/reliability.md`.
+
+{_record_table(records["faults"])}
+
+## Serving
+{_record_table(records["serving"])}
+
+## Models and data
+{_record_table(records["models"] + records["data"])}
+
+## Judges
+{_record_table(records["judges"])}
+
+## Not run
+
+{not_run}
+"""
+
+
+class Tests(NamedTuple):
+    """Results of test files, summed up."""
+
+    passed: int
+    failed: int
+    skipped: int
+    minutes: float
+    first: date
+    last: date
+    commits: tuple[str, ...]
+
+
+def sum_up(records: Iterable[dict[str, Any]]) -> Tests:
+    """Sum the results of test files up.
+
+    Args:
+        records: values of a file that `pytest --record` wrote; at least one.
+    """
+    there = list(records)
+    days = sorted(date.fromisoformat(record["date"][:10]) for record in there)
+    return Tests(
+        passed=sum(record["passed"] for record in there),
+        failed=sum(record["failed"] for record in there),
+        skipped=sum(record["skipped"] for record in there),
+        minutes=sum(record["minutes"] for record in there),
+        first=days[0],
+        last=days[-1],
+        commits=tuple(dict.fromkeys(map(_shorten_commit, there))),
+    )
+
+
+def _shorten_commit(record: dict[str, Any]) -> str:
+    commit, plus, changes = record["commit"].partition("+")
+    return f"{commit[:8]}{plus}{changes}"
+
+
+@cache
+def _read_tier(tier: str) -> dict[str, dict[str, Any]]:
+    """Return what the last recorded run of each test file in a tier came to."""
+    return _read_json(MEASURED / "tests" / f"{tier}.json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def read_records() -> dict[str, Any]:
+    return yaml.safe_load((MEASURED / "records.yaml").read_text(encoding="utf-8"))
+
+
+def _tier_table() -> str:
+    rows = []
+    for tier, command in TIERS.items():
+        if not (records := _read_tier(tier).values()):
+            rows.append((code(command), tier, "not recorded", "", "", "", ""))
+            continue
+        found = sum_up(records)
+        days = f"{found.first}" if found.first == found.last else f"{found.first} to {found.last}"
+        commits = ", ".join(map(code, found.commits))
+        counts = (str(found.passed), str(found.failed), str(found.skipped))
+        rows.append((code(command), tier, *counts, f"{found.minutes:.0f}", f"{days}, {commits}"))
+    return table(("command", "tier", "passed", "failed", "skipped", "minutes", "run"), rows)
+
+
+def _area_table(areas: list[dict[str, Any]]) -> str:
+    rows = (
+        (one["area"], describe_cpu_runs(one["tests"]), *(one.get(place, "no") for place in PLACES)) for one in areas
+    )
+    return table(("area", "two CPU cores", "one GPU", "several GPUs", "Kubernetes"), rows)
+
+
+def describe_cpu_runs(files: list[str]) -> str:
+    """Return "yes" if every one of these test files has passed, else what is missing."""
+    found = {file: [tier[file] for tier in map(_read_tier, TIERS) if file in tier] for file in files}
+    missing = [file for file, records in found.items() if not records]
+    if missing:
+        return f"not recorded: {', '.join(map(code, missing))}"
+    failed = [file for file, records in found.items() if sum_up(records).failed]
+    return f"failed: {', '.join(map(code, failed))}" if failed else "yes"
+
+
+def _demo_table(name: str) -> str:
+    """Return a demo's table of models, with its gain, its duration and its machine."""
+    summary = _read_json(MEASURED / f"{name}.json")
+    if not summary:
+        return "Not recorded."
+    cutoff = max(int(key.partition("@")[2]) for key in summary["gain"] if key.startswith("ndcg@"))
+    metrics = (f"recall@{cutoff}", f"ndcg@{cutoff}")
+    rows = (
+        (code(model), *(_with_error(values[metric]) for metric in metrics))
+        for model, values in summary["models"].items()
+    )
+    gain = summary["gain"][metrics[1]]
+    count = summary["gain"]["n"]
+    minutes = sum(summary["seconds"].values()) / 60
+    return f"""{table(("lists of", f"Recall@{cutoff}", f"NDCG@{cutoff}"), rows)}
+
+Rank-GRPO minus SFT, paired by conversation: {gain["mean"]:+.4f} ± {gain["se"]:.4f} of NDCG@{cutoff}, {count}
+conversations. {minutes:.1f} minutes, {_describe_machine(summary["machine"])}."""
+
+
+def _with_error(value: dict[str, float]) -> str:
+    return f"{value['mean']:.4f} ±{value['se']:.4f}"
+
+
+def _describe_machine(machine: dict[str, Any]) -> str:
+    processor = " ".join((machine["processor"], *machine["flags"]))
+    return f"{machine['cores']} cores ({processor}), {machine['date'][:10]}, {code(_shorten_commit(machine))}"
+
+
+def _record_table(records: list[dict[str, Any]]) -> str:
+    rows = ((one["what"], one["machine"], one["result"], f"{one['date']}, {code(one['source'])}") for one in records)
+    return table(("what", "machine", "result", "when, and details"), rows)
