@@ -30,7 +30,6 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, os, subprocess, sys, time
-from tests.user_errors import refuses
 what, *others = sys.argv[1:]
 print("begun", what, file=sys.stderr)
 with open(os.environ["BEGUN"], "a") as begun:

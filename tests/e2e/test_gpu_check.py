@@ -26,7 +26,7 @@ def test_the_self_test_passes_here_and_says_what_it_left_out(tmp_path: Path) -> 
         "sleep": "skipped",
         "llama_constrained": "pass",
     }
-    assert found["left_out"] == {"sleep": "needs a GPU, there are 0"}
+    assert found["left_out"] == {"sleep": "needs a GPU, this machine has 0"}
     assert outcomes["packed"]["figures"]["attention"] == "varlen"
     one, two = outcomes["two_ranks"]["figures"]["one process"], outcomes["two_ranks"]["figures"]["two processes"]
     assert one["grad_norm"] > 0.01
