@@ -342,8 +342,9 @@ class Load:
         """Send requests of a kind, and add what comes back to its answers."""
         service = self.services[KINDS[kind].service]
         requests = (KINDS[kind].make_request(text, self.tokens) for text in self._conversations)
-        time.sleep(SETTLE_SECONDS)
         others = [other for other in self.services.values() if other is not service]
+        if others:
+            time.sleep(SETTLE_SECONDS)
         tokens = service.count_tokens()
         cpu_seconds = service.measure_cpu()
         idle_cpu_seconds = sum(other.measure_cpu() for other in others)

@@ -1,12 +1,15 @@
 """The requests, turns and figures of bench_serving.py. No service runs: tests/e2e/test_benchmarks.py runs it whole."""
 
 import itertools
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from benchmarks.bench_serving import (
     CANDIDATES,
@@ -109,13 +112,26 @@ def test_a_short_list_is_a_failure() -> None:
     assert find_error(httpx.Response(429, json={})) == "429"
 
 
-@pytest.mark.parametrize("candidates", CANDIDATES.values())
-def test_the_served_models_differ_in_their_candidates_only(candidates: int, unread_model: Path, tmp_path: Path) -> None:
-    served = find_model(link_model(str(unread_model), candidates, tmp_path / "run"), Path(), None, None)
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Files that are checked and hashed, but not loaded, as a run's checkpoint with settings."""
+    checkpoint = tmp_path / "trained" / "global_step_8"
+    checkpoint.mkdir(parents=True)
+    save_file({"weight": np.zeros(1, np.float32)}, checkpoint / "model.safetensors")
+    (checkpoint / "config.json").write_text("{}")
+    (checkpoint.parent / "config.yaml").write_text("convrec: {num_items: 5, candidates: 30}")
+    return checkpoint
+
+
+@pytest.mark.parametrize("candidates", sorted(set(CANDIDATES.values())))
+def test_the_served_models_differ_in_their_candidates_only(candidates: int, model: Path, tmp_path: Path) -> None:
+    served = find_model(link_model(str(model), candidates, tmp_path / "run"), Path(), None, None)
     assert served.candidates == candidates
-    assert fingerprint(Path(served.path)) == fingerprint(unread_model)
+    assert served.lists.num_items == 5
+    assert fingerprint(Path(served.path)) == fingerprint(model)
 
 
-def test_a_model_that_reads_candidates_is_also_served_without(unread_model: Path, tmp_path: Path) -> None:
-    trained = link_model(str(unread_model), 50, tmp_path / "trained")
-    assert find_model(link_model(trained, 0, tmp_path / "run"), Path(), None, None).candidates == 0
+def test_a_model_of_no_run_can_be_served_with_candidates(model: Path, tmp_path: Path) -> None:
+    shutil.move(model, tmp_path / "model")
+    served = find_model(link_model(str(tmp_path / "model"), 50, tmp_path / "run"), Path(), None, None)
+    assert served.candidates == 50
