@@ -111,7 +111,7 @@ lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml
 LEVELS := 1,10,50,100
 run_bench = @echo $(1); $(PY) benchmarks/bench_$(1).py $(2) > outputs/bench/$(1).json
 
-bench: setup ## every benchmark, into outputs/bench/NAME.json, after `make demo`; SMOLLM2=FOLDER: also engine and memory; three hours
+bench: setup ## every benchmark, into outputs/bench/NAME.json, after `make demo`; SMOLLM2=FOLDER: also engine and memory; three and a half hours
 	@mkdir -p outputs/bench
 	$(call run_bench,loss,--repeats 25)
 	$(call run_bench,log_probs)
@@ -125,7 +125,8 @@ bench: setup ## every benchmark, into outputs/bench/NAME.json, after `make demo`
 	$(call run_bench,training,--demo outputs/demo)
 	$(call run_bench,validation,--demo outputs/demo)
 	$(call run_bench,replicas,--demo outputs/demo --contexts 500 --rounds 1)
-	$(call run_bench,serving,--model outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet --levels $(LEVELS))
+	$(call run_bench,serving,--model outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet \
+	    --retrieval outputs/demo/retrieval --levels $(LEVELS))
 	$(call run_bench,growth)
 ifdef SMOLLM2
 	$(call run_bench,engine,--model $(SMOLLM2) --rows 3 --shortest 200 --longest 400 --completion 100 --ways engine plain)

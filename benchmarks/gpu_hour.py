@@ -170,7 +170,7 @@ def make_parts(out: Path, demo: Path, gpus: int, gpu_name: str = "") -> list[Par
     llama = Command("model", f"tiny-model --data {data} --out {folder}/llama-model {LLAMA}")
     of_model = "{0}_rollout {0}_weights {0}_sleep {0}_constrained"
     words_of = "" if gpus else f"--tokenizer {shlex.quote(str(demo / 'model'))}"  # 150,000 words take a minute
-    lists = f"--no-plain --no-faults --malformed 0 --model {folder}/free --catalog {data}/catalog.parquet"
+    lists = f"--kinds list free_list --no-faults --malformed 0 --model {folder}/free --catalog {data}/catalog.parquet"
     half_b_what = "Qwen2.5-0.5B's shape, the paper's batch, 5 steps"
     return [
         Part("free", "Rank-GRPO from the SFT model, 8 steps", TRAINING_SECONDS, (free,)),

@@ -48,7 +48,8 @@ class AllowedItems:
     @cached_property
     def remaining(self) -> npt.NDArray[np.int32]:
         """The numbers of the items that the list may contain, ascending."""
-        return np.setdiff1d(self.trie.trie.item_W, self.excluded)
+        items = self.trie.trie.items  # every request needs them, so they are sorted once per trie
+        return items[np.isin(items, self.excluded, invert=True)]
 
     def find_popular(self, count: int, known: Collection[int] = ()) -> list[int]:
         """Return the `count` most popular items that the list may contain, without the known ones."""

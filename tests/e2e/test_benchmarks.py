@@ -67,6 +67,7 @@ def test_validation_replicas_and_serving_beside_plain_vllm(trained: Any) -> None
     assert run("validation", f"--demo {trained.out} --contexts 8 --rounds 1")
     assert run("replicas", f"--demo {trained.out} --contexts 1 --rounds 1 --replicas 1")  # a start of each
     files = f"--model {trained.out / 'rank_grpo'} --catalog {trained.files['CATALOG_FILE']}"
-    levels = run("serving", f"{files} --levels 1 --seconds 2 --malformed 9 --no-faults")["levels"]
-    assert all(not levels["1"][service]["errors"] for service in ("list", "chat", "plain"))
-    assert set(levels["1"]["chat_to_plain"]) == {"p50", "p95", "p99"}
+    files += f" --retrieval {trained.out / 'retrieval'}"
+    kinds = run("serving", f"{files} --levels 1 --seconds 2 --malformed 9 --no-faults")["levels"]["1"]
+    assert all(figures["answers"] and not figures["errors"] for figures in kinds.values())
+    assert set(kinds["candidates_list"]["to_vllm"]) == {"p50", "p95", "p99"}

@@ -157,8 +157,13 @@ class CatalogTrie:
         return path
 
     @cached_property
+    def items(self) -> Int32s:
+        """The items of all lines, ascending."""
+        return np.unique(self.item_W)
+
+    @property
     def num_items(self) -> int:
-        return len(np.unique(self.item_W))
+        return len(self.items)
 
     def longest_list(self, num_items: int) -> int:
         """Return the number of tokens of the longest list or question, with the end of the sequence.
