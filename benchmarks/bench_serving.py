@@ -32,8 +32,9 @@ from typing import Any
 
 import httpx
 import psutil
-from machine import print_report
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.machine import print_report
 from convrec.base.gpus import usable_gpus
 from convrec.checkpoints.models import resolve_model
 from convrec.data.schema import format_prompt
