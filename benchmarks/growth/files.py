@@ -20,23 +20,9 @@ def get_catalog_file(size: int, files: Path) -> Path:
 
 
 def prepare_catalog(size: int, files: Path) -> None:
-    """Write a catalog, which has ids and mentions."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from benchmarks.generated import generate_catalog
-
-    if get_catalog_file(size, files).exists():
-        return
-    rng = random.Random(SEED)
-    catalog = generate_catalog(size, rng)
-    columns = {
-        "item_id": [f"i{row}" for row in range(size)],
-        "title": catalog.titles,
-        "year": pa.array(catalog.years, pa.int32()),
-        "mentions": [rng.randrange(size) for _ in range(size)],
-    }
-    pq.write_table(pa.table(columns), get_catalog_file(size, files))
+    """Write a catalog."""
+    if not get_catalog_file(size, files).exists():
+        write_catalog(size, get_catalog_file(size, files))
 
 
 def prepare_fixed_catalog(size: int, files: Path) -> None:
@@ -45,25 +31,44 @@ def prepare_fixed_catalog(size: int, files: Path) -> None:
 
 
 def prepare_catalog_and_model(size: int, files: Path) -> None:
-    """Write a catalog, and FILES/model: what a recommender reads of a model.
+    """Write a catalog and FILES/model."""
+    prepare_catalog(size, files)
+    if not (files / "model").exists():
+        write_model(files / "model")
 
-    The model's weights are random numbers, its tokenizer is that of `make_tekken`.
-    """
+
+def write_catalog(size: int, file: Path) -> None:
+    """Write a catalog of generated titles, which has ids and mentions."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from benchmarks.generated import generate_catalog
+
+    rng = random.Random(SEED)
+    catalog = generate_catalog(size, rng)
+    columns = {
+        "item_id": [f"i{row}" for row in range(size)],
+        "title": catalog.titles,
+        "year": pa.array(catalog.years, pa.int32()),
+        "mentions": [rng.randrange(size) for _ in range(size)],
+    }
+    pq.write_table(pa.table(columns), file)
+
+
+def write_model(folder: Path) -> None:
+    """Write what a recommender reads of a model: weights of random numbers, and the tokenizer of `make_tekken`."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from benchmarks.generated import make_tekken
 
-    prepare_catalog(size, files)
-    if (files / "model").exists():
-        return
     tokenizer = make_tekken()
     turn_end = "{% if message['role'] == 'assistant' %}</s>{% endif %}"
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}" + turn_end + "\n{% endfor %}"
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": len(tokenizer)}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 8192}
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
-    Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, **ends)).save_pretrained(files / "model")
-    tokenizer.save_pretrained(files / "model")
+    Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, **ends)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def load_model_tokenizer(files: Path) -> Any:

@@ -1,9 +1,10 @@
-"""Growth of a whole step of Rank-GRPO, by runs of the demo's model: with its lists, the prompts, the catalog, the rows.
+"""Growth of a whole step of Rank-GRPO with its lists, the prompts, the catalog and the rows: runs of the demo's model.
 
 Each size is a run of its own; its start and its first steps do not count. All responses have RESPONSE_TOKENS tokens,
-about as many as the demo's lists: they go on after an end, because their lengths would change with the prompts.
+about as many as the demo's lists: with `ignore_eos` their length does not change with the prompts.
 """
 
+import random
 import shutil
 import statistics
 import tempfile
@@ -41,7 +42,7 @@ def prepare_model(size: int, files: Path) -> None:
 
 
 def prepare_prompts(size: int, files: Path) -> None:
-    """Write `prompts-SIZE.parquet`: rows of the demo whose prompts have `size` tokens, or a word less."""
+    """Write `prompts-SIZE.parquet`: rows of the demo whose prompts have `size` tokens, or a word fewer."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -62,7 +63,7 @@ def fill_prompt(prompt: list[dict[str, str]], tokenizer: Any, num_tokens: int) -
     Args:
         prompt: one user message.
         tokenizer: the model's.
-        num_tokens: of the rendered prompt, at most; a word less at least.
+        num_tokens: of the rendered prompt, at most. It may lack a word and its speaker.
     """
     from convrec.data.chat import encode, fit_prompt
     from convrec.data.schema import split_prompt
@@ -74,8 +75,6 @@ def fill_prompt(prompt: list[dict[str, str]], tokenizer: Any, num_tokens: int) -
 
 def prepare_titles(size: int, files: Path) -> None:
     """Write `titles-SIZE.parquet`: the demo's catalog, filled up with generated titles."""
-    import random
-
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -84,7 +83,7 @@ def prepare_titles(size: int, files: Path) -> None:
     prepare_model(size, files)
     catalog = pq.read_table(files / "demo" / "data" / "catalog.parquet", columns=["title", "year"])
     added = generate_catalog(size - len(catalog), random.Random(SEED))
-    generated = pa.table({"title": added.titles, "year": added.years}, catalog.schema)
+    generated = pa.table({"title": added.titles, "year": added.years}, schema=catalog.schema)
     pq.write_table(pa.concat_tables([catalog, generated]), files / f"titles-{size}.parquet")
 
 

@@ -1,8 +1,6 @@
 """The command that measures growth: which quantities and sizes it measures."""
 
-import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -25,17 +23,3 @@ def test_a_step_is_measured_on_a_demo_only(monkeypatch: pytest.MonkeyPatch, caps
         main()
     assert ended.value.code == 2
     assert "--only step_lists needs --demo FOLDER" in capsys.readouterr().err
-
-
-def test_a_quantity_is_measured_in_processes_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--only", "ranks", "--largest", "10", "--repeats", "1", "--files", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["bench_growth.py", *options])
-    main()
-    printed = capsys.readouterr()
-    ranks = json.loads(printed.out)["growth"]["ranks"]
-    assert (ranks["unit"], ranks["sizes"]) == ("ranks of a list", [10])
-    assert list(ranks["figures"]) == ["credit_ms", "loss_ms", "mib", "wall_s"]
-    assert all(len(figure["values"]) == 1 and figure["slope"] is None for figure in ranks["figures"].values())
-    assert "| credit_ms |" in printed.err

@@ -40,7 +40,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, unread_model: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("more", [-40, 0, 300])
+@pytest.mark.parametrize("more", [-10, 0, 300])
 def test_a_prompt_is_cut_or_repeated_to_a_length(line_tokenizer: Any, more: int) -> None:
     prompt = make_row(0)["prompt"]
 
@@ -49,8 +49,8 @@ def test_a_prompt_is_cut_or_repeated_to_a_length(line_tokenizer: Any, more: int)
 
     num_tokens = count_tokens(prompt) + more
     (filled,) = fill_prompt(prompt, line_tokenizer, num_tokens)
-    longest_word = max(len(encode(line_tokenizer, f" {word}")) for word in TEXT.split())
-    assert num_tokens - longest_word <= count_tokens([filled]) <= num_tokens
+    most_left_out = len(encode(line_tokenizer, "SYSTEM: please.\n"))  # a speaker with one word
+    assert num_tokens - most_left_out <= count_tokens([filled]) <= num_tokens
     assert filled["content"].startswith(format_prompt("", 2))
     assert filled["content"].endswith("SYSTEM: Toy Story?\nUSER: No.\n")
 
