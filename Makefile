@@ -127,7 +127,7 @@ bench: setup ## every benchmark, into outputs/bench/NAME.json, after `make demo`
 	$(call run_bench,replicas,--demo outputs/demo --contexts 500 --rounds 1)
 	$(call run_bench,serving,--model outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet \
 	    --retrieval outputs/demo/retrieval --levels $(LEVELS))
-	$(call run_bench,growth)
+	$(call run_bench,growth,--demo outputs/demo)
 ifdef SMOLLM2
 	$(call run_bench,engine,--model $(SMOLLM2) --rows 3 --shortest 200 --longest 400 --completion 100 --ways engine plain)
 	$(call run_bench,memory,--model $(SMOLLM2) --data outputs/demo/data)

@@ -14,14 +14,16 @@ The two take turns, and change places every time; the disk is quiet before each 
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from machine import print_report
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.machine import print_report
 from convrec.checkpoints import manifest
 
 BYTES = 3 * 4  # of a parameter: itself and AdamW's two moments, fp32

@@ -24,14 +24,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-from generated import generate_catalog, load_tokenizer, make_tekken
-from machine import print_report
-
-from convrec.features.constrained.catalog_trie import build_catalog_trie, save_catalog_trie
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.generated import make_catalog_trie
+from benchmarks.machine import print_report
+from convrec.features.constrained.catalog_trie import save_catalog_trie
 from convrec.inference.engines.engine_settings import disable_compiler, engine_settings
-from convrec.titles.catalog import load_catalog
-from convrec.titles.matching import Matcher
 
 WORDS, PROMPT, EXCLUDED = 151_936, 64, 10
 ALL, NONE = 1, 0
@@ -56,9 +53,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM and gloo say things on the standard output, which is to be JSON alone
     rng = random.Random(options.seed)
-    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else make_tekken()
-    films = load_catalog(options.catalog) if options.catalog else generate_catalog(options.items, rng)
-    catalog = build_catalog_trie(Matcher(films, "fuzzy" if options.catalog else "exact"), tokenizer, "\n")
+    tokenizer, films, catalog = make_catalog_trie(options.catalog, options.tokenizer, options.items, rng)
 
     with tempfile.TemporaryDirectory() as folder:
         trie_file = Path(folder) / "catalog.npz"

@@ -31,16 +31,13 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parent))
-from generated import generate_catalog, load_tokenizer, make_tekken
-from machine import print_report
-
-from convrec.features.constrained.catalog_trie import build_catalog_trie
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.generated import make_catalog_trie, sample_list
+from benchmarks.machine import print_report
+from benchmarks.meters import synchronize
 from convrec.features.constrained.choices import ChoiceReader, joined
 from convrec.features.constrained.log_probs import ConstrainedHead
 from convrec.features.constrained.walk import Walk
-from convrec.titles.catalog import load_catalog
-from convrec.titles.matching import Matcher
 from convrec.training.log_prob_head import compute_at_positions
 from convrec.training.token_log_probs import compute_chunked_log_probs, compute_whole_log_probs
 
@@ -60,12 +57,10 @@ def main() -> None:
     device = torch.device(options.device)
     rng = random.Random(options.seed)
     torch.manual_seed(options.seed)
-    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else make_tekken()
-    films = load_catalog(options.catalog) if options.catalog else generate_catalog(options.items, rng)
-    catalog = build_catalog_trie(Matcher(films, "fuzzy" if options.catalog else "exact"), tokenizer, "\n")
+    tokenizer, films, catalog = make_catalog_trie(options.catalog, options.tokenizer, options.items, rng)
     constraints = [[NUM_ITEMS, *rng.sample(range(len(films)), EXCLUDED)] for _ in range(options.lists)]
     walks = [Walk(catalog, constraint[0], constraint[1:]) for constraint in constraints]
-    written = [sampled(walk, rng) for walk in walks]
+    written = [sample_list(walk, rng) for walk in walks]
     lists = [tokens for tokens, _ in written]
 
     longest = options.prompt + max(map(len, lists))
@@ -152,23 +147,11 @@ def main() -> None:
 
 
 def now(device: torch.device) -> float:
-    """Seconds of CPU time; of the clock where a GPU has to end its work first."""
+    """Return the seconds of CPU time; of the clock where a GPU has to end its work first."""
     if device.type == "cpu":
         return time.process_time()
-    torch.cuda.synchronize()
+    synchronize(device.type)
     return time.perf_counter()
-
-
-def sampled(walk: Walk, rng: random.Random) -> tuple[list[int], list[list[int]]]:
-    """The tokens of a list, and the allowed tokens where there was a choice."""
-    tokens, choices = [], []
-    while len(walk.items) < NUM_ITEMS:
-        allowed = walk.allowed()
-        if len(allowed) > 1:
-            choices.append(allowed)
-        tokens.append(rng.choice(allowed))
-        walk.advance(tokens[-1])
-    return tokens, choices
 
 
 if __name__ == "__main__":

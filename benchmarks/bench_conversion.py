@@ -20,8 +20,9 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-from machine import print_report
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.machine import ROOT, print_report
 from convrec.data.schema import MESSAGES, format_prompt
 from convrec.titles.item import format_item
 
@@ -68,8 +69,7 @@ def measure(folder: Path, rows: int, rng: random.Random) -> dict:
     write_tree(tree, rows, rng)
     generated = time.monotonic() - start
     command = [sys.executable, "-c", CHILD, str(tree), str(out)]
-    root = Path(__file__).resolve().parents[1]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return {
         "rl_train_rows": rows,
         "tree_bytes": size_of(tree),

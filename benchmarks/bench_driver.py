@@ -10,13 +10,14 @@ import argparse
 import os
 import random
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from machine import print_report
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.machine import print_report
 from convrec.checkpoints import saving
 from convrec.runs.folder import next_metrics_file
 from convrec.runs.phases import Phases

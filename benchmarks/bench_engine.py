@@ -33,8 +33,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from machine import print_report
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.machine import print_report
 from convrec.checkpoints.models import resolve_model
 from recipes.launch.environment import make_process_environment, set_up_process
 

@@ -17,19 +17,18 @@ the gradient of the head; `traffic` what the operations read and write, by their
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))  # tests import this module as a part of benchmarks/
-from machine import print_report
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.utils.experimental.torch_functional import _fused_linear_for_ppo_bwd, _fused_linear_for_ppo_fwd
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.machine import print_report
+from benchmarks.meters import is_view, measure_peak, measure_seconds
 from convrec.training.attention.without_flash import compute_label_log_probs
 from convrec.training.token_log_probs import CHUNK, compute_chunked_log_probs, compute_whole_log_probs
 
@@ -48,10 +47,8 @@ class LogitTraffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = operation(*args, **(kwargs or {}))
-        returns = operation._schema.returns
-        is_view = any(one.alias_info and not one.alias_info.is_write for one in returns)
         name = operation._schema.name
-        if not is_view and name not in NOT_COUNTED:
+        if not is_view(operation) and name not in NOT_COUNTED:
             read = () if name.endswith("_like") or name.startswith("aten::new_") else args
             written = result if isinstance(result, tuple) else (result,)
             self.num_bytes += sum(map(self.count_bytes, (*read, *written)))
@@ -97,32 +94,6 @@ def run(way: Way, head: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None
     hidden_PD, weight_VD, _ = head
     hidden_PD.grad = weight_VD.grad = None
     way(*head).sum().backward()
-
-
-def measure_peak(call: Callable[[], Any], device: str) -> int:
-    """Return the most bytes that are held at once above the start."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        call()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        call()
-    held = peak = 0
-    for event in profile.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
-    return peak
-
-
-def measure_seconds(call: Callable[[], None], device: str) -> float:
-    begin = time.perf_counter()
-    call()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin
 
 
 def main() -> None:

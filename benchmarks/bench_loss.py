@@ -15,15 +15,17 @@ torch.compile.
 import argparse
 import importlib.util
 import statistics
-import time
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-from bench_log_probs import measure_peak
-from machine import print_report
 from torch.utils._python_dispatch import TorchDispatchMode
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.machine import print_report
+from benchmarks.meters import is_view, measure_peak, measure_seconds, summarise
 from convrec.lists.token_ranks import VocabTable, reference_rank_ids, stop_token_mask, table_from_bytes, token_rank_ids
 from convrec.rank_grpo.advantages import assign_units
 from convrec.rank_grpo.policy_loss import BatchCounts, RankLossSettings, compute_rank_policy_loss
@@ -58,27 +60,14 @@ def make_full_rows(responses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def timed(calls: dict[str, Callable[[], Any]], repeats: int, device: str) -> dict[str, list[float]]:
-    """Milliseconds of each call, all of them in each round: they meet the same moments of the machine."""
-
-    def wait() -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
-
+    """Return the milliseconds of each call, all of them in each round: they meet the same moments of the machine."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for round_ in range(repeats + 3):
         for name, call in calls.items():
-            wait()
-            start = time.perf_counter()
-            call()
-            wait()
+            seconds = measure_seconds(call, device)
             if round_ >= 3:  # warm
-                times[name].append((time.perf_counter() - start) * 1e3)
+                times[name].append(seconds * 1e3)
     return times
-
-
-def summary(times: list[float]) -> dict[str, Any]:
-    low, median, high = statistics.quantiles(times, n=4)
-    return {"ms": round(median, 3), "quartiles": [round(low, 3), round(high, 3)]}
 
 
 class OperationCount(TorchDispatchMode):
@@ -87,8 +76,7 @@ class OperationCount(TorchDispatchMode):
     count = 0
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = operation._schema.returns
-        self.count += not any(result.alias_info and not result.alias_info.is_write for result in results)
+        self.count += not is_view(operation)
         return operation(*args, **(kwargs or {}))
 
 
@@ -200,7 +188,7 @@ def main() -> None:
     }
     times = timed(calls, options.repeats, device)
     for name in [name for name in calls if name != "copy"]:
-        report[name] = summary(times[name])
+        report[name] = summarise(times[name])
         if name in losses:
             report[name]["peak"] = round(measure_peak(losses[name], device) / (B * T * 4), 2)  # in tensors of B x T
             if "compiled" not in name:

@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))  # tests import this module as a part of benchmarks/
-from generated import LINES, generate_catalog, list_dated_items, make_responses, misspell
-from machine import print_report
 from rapidfuzz import fuzz, process
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.generated import LINES, draw_misspelt, generate_catalog, list_dated_items, make_responses
+from benchmarks.machine import print_report
+from benchmarks.meters import summarise
 from convrec.lists.rank_rewards import rank_returns
 from convrec.lists.ranks import parse_items, split_lines
 from convrec.titles.catalog import Catalog, load_catalog
@@ -94,7 +94,7 @@ def measure(mode: str, catalog: Catalog, foreign: list, options: argparse.Namesp
                 forget_lines(matcher)
             times[name].append(milliseconds(call))
     result: dict[str, Any] = {"build": timed(lambda: Matcher(catalog, mode), 3, forget_all)}
-    result |= {name: spread(found) for name, found in times.items()}
+    result |= {name: summarise(found) for name, found in times.items()}
     if peer:
         turns = zip(times["text to returns cold"], times[peer], strict=True)
         result[f"of {peer}"] = round(statistics.median(ours / theirs for ours, theirs in turns), 3)
@@ -149,18 +149,13 @@ def misspelt(matcher: Matcher, size: int, rng: random.Random) -> dict:
     catalog, result = matcher.catalog, {}
     items = list_dated_items(catalog)
     for typos in (1, 2):
-        found = wrong = count = 0
-        while count < size:
-            title, year = rng.choice(items)
-            written = misspell(title, typos, rng)
-            if fold(written) == fold(title):
-                continue
-            count += 1
+        found = wrong = 0
+        for written, title, year in draw_misspelt(items, typos, rng, size):
             row = matcher.identify(written, year).index
             hit = row >= 0 and fold(catalog.titles[row]) == fold(title)
             found, wrong = found + hit, wrong + (row >= 0 and not hit)
-        result[f"misspelt_{typos}_found"] = round(found / count, 4)
-        result[f"misspelt_{typos}_wrong"] = round(wrong / count, 4)
+        result[f"misspelt_{typos}_found"] = round(found / size, 4)
+        result[f"misspelt_{typos}_wrong"] = round(wrong / size, 4)
     return result
 
 
@@ -185,17 +180,12 @@ def milliseconds(run: Callable[[], object]) -> float:
     return 1000 * taken
 
 
-def spread(times: list[float]) -> dict:
-    low, median, high = statistics.quantiles(times, n=4, method="inclusive")
-    return {"ms": round(median, 2), "quartiles": [round(low, 2), round(high, 2)]}
-
-
 def timed(run: Callable[[], object], repeats: int, before: Callable[[], object] = lambda: None) -> dict:
     times = []
     for _ in range(repeats):
         before()
         times.append(milliseconds(run))
-    return spread(times)
+    return summarise(times)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ processes share counts once. `parts` are what the doctor adds up.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -20,49 +21,29 @@ from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
-from machine import print_report
-from omegaconf import DictConfig, OmegaConf
 
-from convrec.settings.run import Run
-from recipes.planning import estimate, memory
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.machine import ROOT, print_report
+from benchmarks.processes import iter_process_tree, read_pss
+from benchmarks.training_run import WITHOUT_VALIDATION, make_data_variables, read_estimate
 
-ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
 
 
 def watch(process: subprocess.Popen[bytes], interval: float) -> dict[str, int]:
     """Return MiB by process name at the moment at which all of them together held most."""
-    root = psutil.Process(process.pid)
     peak: dict[str, int] = {}
     while process.poll() is None:
         held: dict[str, int] = {}
-        for each in [root, *_children(root)]:
-            try:
-                name = each.name() if each.pid != root.pid else "driver"
-                held[name] = held.get(name, 0) + each.memory_full_info().pss // MIB
-            except psutil.Error:
-                continue
+        for each in iter_process_tree(process.pid):
+            with contextlib.suppress(psutil.Error):
+                name = each.name() if each.pid != process.pid else "driver"
+                held[name] = held.get(name, 0) + read_pss(each) // MIB
         if sum(held.values()) > sum(peak.values()):
             peak = held
         print(time.monotonic(), sum(held.values()), file=sys.stderr)
         time.sleep(interval)
     return peak
-
-
-def _children(root: psutil.Process) -> list[psutil.Process]:
-    try:
-        return root.children(recursive=True)
-    except psutil.Error:
-        return []
-
-
-def estimated(run_folder: Path) -> dict[str, int]:
-    """MiB by part, by the plan of the run that lies there."""
-    config = OmegaConf.load(run_folder / "config.yaml")
-    assert isinstance(config, DictConfig)
-    run: Run[Any] = Run.from_config(config)
-    parts = estimate.host_parts(memory.host_workload(run))
-    return {name: part // MIB for name, part in parts.items() if part}
 
 
 def train(options: argparse.Namespace, folder: Path, tokens: int | None) -> dict[str, Any]:
@@ -77,9 +58,8 @@ def train(options: argparse.Namespace, folder: Path, tokens: int | None) -> dict
     first = pq.read_table(options.data / f"{prefix}train.parquet").slice(0, options.rows)
     pq.write_table(first, folder / "train.parquet")
     variables = {
+        **make_data_variables(options.data.resolve(), prefix),
         "TRAIN_FILE": folder / "train.parquet",
-        "VAL_FILE": options.data.resolve() / f"{prefix}validation.parquet",
-        "CATALOG_FILE": options.data.resolve() / "catalog.parquet",
         "MODEL_PATH": options.model.resolve(),
         "SAVE_PATH": folder / "run",
         "TRAIN_BATCH_SIZE": options.rows,
@@ -89,7 +69,7 @@ def train(options: argparse.Namespace, folder: Path, tokens: int | None) -> dict
     if options.rl:
         variables |= {"ROLLOUT_N": options.rollouts, "TEST_FREQ": -1}
         variables |= {"MAX_PROMPT_LENGTH": 512, "MAX_RESPONSE_LENGTH": options.response}
-        overrides = ["trainer.val_before_train=false"]
+        overrides = [WITHOUT_VALIDATION]
         key = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
     else:
         variables |= {"MAX_LENGTH": 1024}
@@ -105,7 +85,7 @@ def train(options: argparse.Namespace, folder: Path, tokens: int | None) -> dict
         peak = watch(process, options.interval)
     if process.returncode:
         raise SystemExit(f"status {process.returncode}: {(folder / 'output').read_text()[-2000:]}")
-    parts = estimated(folder / "run")
+    parts = {name: part // MIB for name, part in read_estimate(folder / "run").items() if part}
     return {
         "tokens": tokens,
         "seconds": round(time.monotonic() - start),

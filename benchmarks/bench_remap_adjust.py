@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +21,11 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
-from machine import print_report
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.generated import draw_zipf
+from benchmarks.machine import ROOT, print_report
+from benchmarks.processes import iter_process_tree, read_pss
 from convrec.data.schema import TRUTH, format_prompt
 from convrec.titles.item import format_item
 from data_prep.stages import metadata, rows, teacher
@@ -33,7 +35,6 @@ from data_prep.tables import open_parquet_writer
 STAGES = ("remap", "reflect", "adjust")
 WORDS_OF_A_CONVERSATION, WORDS = 80, 20_000
 BLOCK = 2000
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
@@ -77,7 +78,7 @@ def measure(command: list[str], checkout: Path) -> dict:
     environment = {**psutil.Process().environ(), "PYTHONPATH": str(checkout)}
     with subprocess.Popen(command, cwd=checkout, env=environment, stdout=sys.stderr) as done:
         while done.poll() is None:
-            peak = max(peak, sum(memory(process) for process in tree(done.pid)))
+            peak = max(peak, sum(map(read_pss, iter_process_tree(done.pid))))
             time.sleep(0.5)
     if done.returncode:
         raise subprocess.CalledProcessError(done.returncode, command)
@@ -88,21 +89,6 @@ def measure(command: list[str], checkout: Path) -> dict:
 def children_cpu() -> float:
     times = psutil.Process().cpu_times()
     return times.children_user + times.children_system
-
-
-def tree(pid: int) -> Iterator[psutil.Process]:
-    try:
-        process = psutil.Process(pid)
-        yield from (process, *process.children(recursive=True))
-    except psutil.NoSuchProcess:
-        return
-
-
-def memory(process: psutil.Process) -> int:
-    try:
-        return process.memory_full_info().pss
-    except psutil.Error:  # it has ended
-        return 0
 
 
 # ---- what the stages before remap would leave
@@ -137,7 +123,7 @@ def generate(folder: Path, items: int, conversations: int, seed: int) -> None:
 def _write_items(
     folder: Path, _: Generated, words: np.ndarray, titles: list, years: list, rng: np.random.Generator
 ) -> dict:
-    plots = words[_zipf(rng, WORDS, (len(titles), 40), 1)]
+    plots = words[draw_zipf(rng, WORDS, (len(titles), 40), first=1)]
     names = [format_item(*film) for film in zip(titles, years, strict=True)]
     texts = ["\n".join((name, "plot: " + " ".join(plot))) for name, plot in zip(names, plots, strict=True)]
     pq.write_table(pa.table({"title": titles, "year": years, "text": texts}), folder / metadata.FILE)
@@ -154,8 +140,8 @@ def _write_rows(
     ):
         for start in range(0, count, BLOCK):
             size = min(BLOCK, count - start)
-            said = words[_zipf(rng, WORDS, (size, WORDS_OF_A_CONVERSATION), 1)]
-            drawn = [list(dict.fromkeys(some))[:24] for some in _zipf(rng, len(titles), (size, 60), 10).tolist()]
+            said = words[draw_zipf(rng, WORDS, (size, WORDS_OF_A_CONVERSATION), first=1)]
+            drawn = [list(dict.fromkeys(some))[:24] for some in draw_zipf(rng, len(titles), (size, 60)).tolist()]
             table = [
                 {
                     "prompt": [{"content": format_prompt(f"USER: {' '.join(text)} {_name(titles, years, some[-1])}\n"),
@@ -176,12 +162,6 @@ def _write_rows(
 
 def _name(titles: list, years: list, item: int) -> str:
     return format_item(titles[item], years[item])
-
-
-def _zipf(rng: np.random.Generator, count: int, shape: tuple[int, int], first: int) -> np.ndarray:
-    """Numbers below `count`, n with a share of 1 / (n + first)."""
-    share = np.cumsum(1 / np.arange(first, first + count))
-    return np.searchsorted(share / share[-1], rng.random(shape))
 
 
 if __name__ == "__main__":

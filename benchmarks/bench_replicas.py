@@ -20,8 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench_validation import PROMPT, RESPONSE, VLLM, child, contexts
-from machine import print_report
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.bench_validation import PROMPT, RESPONSE, VLLM, contexts
+from benchmarks.machine import print_report
+from benchmarks.processes import run_logged
 
 KINDS = ("ours", "ray data")
 BATCH = 64
@@ -68,7 +70,7 @@ def run(folder: Path, kind: str, replicas: int, model: str, prompts: list[Any]) 
     (folder / "prompts.json").write_text(json.dumps(prompts))
     names = [str(folder / "prompts.json"), str(folder / "texts.json")]
     start = time.perf_counter()
-    child([sys.executable, __file__, "--child", kind, str(replicas), model, *names], folder / "log", **VLLM)
+    run_logged([sys.executable, __file__, "--child", kind, str(replicas), model, *names], folder / "log", **VLLM)
     return round(time.perf_counter() - start, 1), json.loads((folder / "texts.json").read_text())
 
 

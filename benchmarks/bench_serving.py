@@ -39,9 +39,8 @@ import httpx
 import psutil
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent))  # tests import this module as a part of benchmarks/
-from machine import print_report
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.machine import print_report
 from convrec.base.gpus import usable_gpus
 from convrec.checkpoints.models import resolve_model, run_folder
 from convrec.data.schema import format_prompt

@@ -26,156 +26,60 @@ micro-batches of --micro-batch responses. They get the rows with their prompts a
 import argparse
 import os
 import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
-from omegaconf import DictConfig, OmegaConf
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.machine import print_report
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.machine import ROOT, print_report
 from benchmarks.peers import write_job
-from convrec.runs.folder import read_metrics
-from convrec.settings.run import Run
-from recipes.planning import estimate, memory
+from benchmarks.training_run import (
+    TRAIN_RANK_GRPO,
+    WITHOUT_VALIDATION,
+    make_data_variables,
+    make_run_variables,
+    read_estimate,
+    time_run,
+)
 
-ROOT = Path(__file__).resolve().parent.parent
 RUNS = ("ours", "grpo", "stock", "bare", "trl", "paper")
 RATIOS = {"ratio": "stock", "ratio_to_trl": "trl", "ratio_to_paper": "paper"}  # ours against each
-MEMORY_SECONDS = 10.0
-PARTS = ("gen", "reward", "old_log_prob", "ref", "adv", "update_actor", "update_weights", "step")
-MILESTONES = {  # a process whose title holds this has begun -> what begins with it
-    "gcs_server": "Ray",
-    "TransferQueueController": "TransferQueue",
-    "WorkerDict": "FSDP worker",
-    "vllm_server": "vLLM server",
-    "VLLM::EngineCore": "vLLM engine",
-    "AgentLoopWorker": "agent loop",
-}
-
-
-class Watcher(threading.Thread):
-    """Looks at the descendants of a process: when each began, and every MEMORY_SECONDS what memory it holds.
-
-    Not more often: looking takes most of a core for a third of a second.
-    """
-
-    def __init__(self, pid: int, start: float) -> None:
-        super().__init__(daemon=True)
-        self.root, self.start_time = psutil.Process(pid), start
-        self.began: dict[str, float] = {}
-        self.peak: dict[str, int] = {}
-        self.total = 0
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        while not self.done.wait(MEMORY_SECONDS):
-            now: dict[str, int] = {}
-            for process in [self.root, *self.root.children(recursive=True)]:
-                try:
-                    title = (process.cmdline() or [process.name()])[0].split("(")[0] + " " + process.name()
-                    memory, began = process.memory_full_info().pss, process.create_time() - self.start_time
-                except psutil.Error:
-                    continue
-                name = next((what for key, what in MILESTONES.items() if key in title), None)
-                if name:
-                    self.began[name] = min(began, self.began.get(name, began))
-                name = name or ("driver" if process.pid == self.root.pid else "the rest")
-                now[name] = now.get(name, 0) + memory
-            for name, memory in now.items():
-                self.peak[name] = max(memory, self.peak.get(name, 0))
-            self.total = max(self.total, sum(now.values()))
 
 
 def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One run: seconds to each milestone and to the first rollout, medians of the parts of a step, peak memory."""
-    data = options.demo / "data"
-    environment = {
-        **os.environ,
-        "PYTHON": sys.executable,
-        "TRAIN_FILE": str(data / "train.parquet"),
-        "VAL_FILE": str(data / "validation.parquet"),
-        "CATALOG_FILE": str(data / "catalog.parquet"),
-        "MODEL_PATH": str(options.model or options.demo / "sft"),
-        "SAVE_PATH": str(folder / kind),
+    """Train one of RUNS; return the figures of `time_run`."""
+    model = options.model or options.demo / "sft"
+    variables = {
+        **make_data_variables(options.demo / "data"),
+        **make_run_variables(folder / kind, model, options.steps),
         "TRAIN_BATCH_SIZE": str(options.batch),
         "ROLLOUT_N": str(options.rollouts),
         "MAX_PROMPT_LENGTH": "256",
         "MAX_RESPONSE_LENGTH": str(options.response),
-        "TOTAL_STEPS": str(options.steps),
-        "SAVE_FREQ": str(options.steps + 1),
-        "TEST_FREQ": str(options.steps + 1),
-        "LR": "2e-4",
-        "KL_LOSS_COEF": "0.001",
-        "LOGGER": "console,file",
         "ALGORITHM": "rank_grpo" if kind == "ours" else "grpo",
     }
-    command = make_command(kind, options, environment)
-    start = time.time()
-    with open(folder / f"{kind}.log", "wb") as log:
-        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
-        watcher = Watcher(process.pid, start)
-        watcher.start()
-        first_step = None
-        while process.poll() is None:
-            rows = read_metrics(folder / kind) if first_step is None else []
-            if rows:
-                first_step = time.time() - start
-            time.sleep(0.2)
-    watcher.done.set()
-    if process.returncode or first_step is None:
-        full_log = next(file for file in (folder / kind / "run.log", folder / f"{kind}.log") if file.exists())
-        raise SystemExit(f"{kind} ended with status {process.returncode}: see {full_log}")
-    steps = [row for row in read_metrics(folder / kind) if "timing_s/step" in row]
-    medians = {
-        part: round(statistics.median(row[f"timing_s/{part}"] for row in steps[2:]), 3)
-        for part in PARTS
-        if all(f"timing_s/{part}" in row for row in steps[2:])
-    }
-    times = [row["timing_s/step"] for row in steps[2:]]
-    return {
-        # the first step waits for the agent loop to be there: a later one's length tells when rollouts began
-        "seconds_to_first_rollout": round(first_step - medians["step"], 1),
-        "seconds_to": {name: round(at, 1) for name, at in sorted(watcher.began.items(), key=lambda item: item[1])},
-        "seconds_in_all": round(time.time() - start, 1),
-        "step_seconds": medians,
-        "step_quartiles": [round(value, 3) for value in statistics.quantiles(times, n=4)],
-        "response_tokens": round(statistics.median(row["response_length/mean"] for row in steps), 1),
-        "peak_MiB": {name: memory >> 20 for name, memory in sorted(watcher.peak.items())},
-        "peak_MiB_in_all": watcher.total >> 20,
-    }
+    command = make_command(kind, options, variables)
+    return time_run(command, variables, folder / f"{kind}.log")
 
 
-def make_command(kind: str, options: argparse.Namespace, environment: dict[str, str]) -> list[str]:
-    """Return the command of a run, and add to its environment what only this kind needs."""
+def make_command(kind: str, options: argparse.Namespace, variables: dict[str, str]) -> list[str]:
+    """Return the command of a run, and add to its variables what only this kind needs."""
     benchmarks = ROOT / "benchmarks"
     if kind in ("trl", "paper"):
-        job = str(write_job(environment, options.micro_batch))
-        environment["HF_HUB_OFFLINE"] = "1"  # TRL sends telemetry
+        job = str(write_job({**os.environ, **variables}, options.micro_batch))
+        variables["HF_HUB_OFFLINE"] = "1"  # TRL sends telemetry
         if kind == "trl":
-            environment["PYTHONPATH"] = os.pathsep.join([str(options.trl.resolve()), str(ROOT)])
+            variables["PYTHONPATH"] = os.pathsep.join([str(options.trl.resolve()), str(ROOT)])
             return [sys.executable, str(benchmarks / "trl_grpo.py"), job]
-        environment["PYTHONPATH"] = str(ROOT)
+        variables["PYTHONPATH"] = str(ROOT)
         return [str(options.paper.resolve() / "venv" / "bin" / "python"), str(benchmarks / "paper_grpo.py"), job]
-    overrides = ["trainer.val_before_train=false"]
     if kind in ("stock", "bare"):
         bare = ["--bare"] if kind == "bare" else []
-        return [sys.executable, str(benchmarks / "stock_grpo.py"), *bare, *overrides]
-    return ["bash", str(ROOT / "run_rank_grpo.sh"), *overrides]
-
-
-def estimate_of(run: Path) -> int:
-    """Bytes of host memory that the doctor estimates for a run on a CPU."""
-    config = OmegaConf.load(run / "config.yaml")
-    assert isinstance(config, DictConfig)
-    this_run: Run[Any] = Run.from_config(config)
-    return estimate.host_bytes(memory.host_workload(this_run))
+        return [sys.executable, str(benchmarks / "stock_grpo.py"), *bare, WITHOUT_VALIDATION]
+    return [*TRAIN_RANK_GRPO, WITHOUT_VALIDATION]
 
 
 def main() -> None:
@@ -208,7 +112,7 @@ def main() -> None:
             report[kind] = train(kind, options, folder)
             report["starts"][kind].append(report[kind]["seconds_to_first_rollout"])
     if "ours" in report:
-        report["estimate_MiB"] = estimate_of(folder / "ours") >> 20
+        report["estimate_MiB"] = sum(read_estimate(folder / "ours").values()) >> 20
     shutil.rmtree(folder)
     for name, kind in RATIOS.items():
         if {"ours", kind} <= set(report):

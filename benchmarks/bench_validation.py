@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,13 +23,15 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from machine import print_report
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.machine import print_report
+from benchmarks.processes import run_logged
+from benchmarks.training_run import TRAIN_RANK_GRPO, WITHOUT_VALIDATION, make_data_variables
 from convrec.checkpoints.models import resolve_model
 from convrec.inference.generate import generate, reuse_engines
 from convrec.runs.folder import read_metrics
 
-ROOT = Path(__file__).resolve().parent.parent
 PROMPT, RESPONSE = 256, 100
 CALLS = 3  # in a process, of plain vLLM and of training, in a round
 
@@ -69,13 +70,6 @@ def contexts(demo: Path, count: int) -> pa.Table:
             seen.add(text)
             keep.append(place)
     return table.take(keep)
-
-
-def child(command: list[str], log: Path, **variables: str) -> None:
-    with open(log, "wb") as output:
-        done = subprocess.run(command, env={**os.environ, **variables}, cwd=ROOT, stdout=output, stderr=output)
-    if done.returncode:
-        raise SystemExit(f"{command[0]} ended with status {done.returncode}:\n{log.read_text()[-2000:]}")
 
 
 def seconds_of(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -120,7 +114,7 @@ def plain_vllm(folder: Path, model: str, prompts: list[Any]) -> tuple[float, int
     """Seconds, median of CALLS calls, and tokens of one."""
     (folder / "prompts.json").write_text(json.dumps(prompts))
     paths = [model, str(folder / "prompts.json"), str(folder / "plain.json")]
-    child([sys.executable, "-c", PLAIN, *paths, str(RESPONSE), str(CALLS)], folder / "plain.log")
+    run_logged([sys.executable, "-c", PLAIN, *paths, str(RESPONSE), str(CALLS)], folder / "plain.log")
     found = json.loads((folder / "plain.json").read_text())
     return statistics.median(found["seconds"]), found["tokens"]
 
@@ -138,13 +132,17 @@ def evaluate(model: str, prompts: list[Any]) -> tuple[float, int]:
 def validate(folder: Path, demo: Path, rows: pa.Table) -> float:
     """Seconds, median of CALLS validations of a run with a learning rate that changes nothing: plain's lists."""
     pq.write_table(rows, folder / "contexts.parquet")
-    files: dict[str, Any] = {"TRAIN_FILE": demo / "data" / "train.parquet", "VAL_FILE": folder / "contexts.parquet"}
-    files |= {"CATALOG_FILE": demo / "data" / "catalog.parquet", "MODEL_PATH": demo / "sft"}
-    files |= {"SAVE_PATH": folder / "run", "PYTHON": sys.executable, "LOGGER": "console,file"}
+    files: dict[str, Any] = make_data_variables(demo / "data") | {"VAL_FILE": folder / "contexts.parquet"}
+    files |= {
+        "MODEL_PATH": demo / "sft",
+        "SAVE_PATH": folder / "run",
+        "PYTHON": sys.executable,
+        "LOGGER": "console,file",
+    }
     sizes: dict[str, Any] = {"TRAIN_BATCH_SIZE": 2, "ROLLOUT_N": 2, "TOTAL_STEPS": CALLS, "TEST_FREQ": 1, "LR": 1e-30}
     sizes |= {"MAX_PROMPT_LENGTH": PROMPT, "MAX_RESPONSE_LENGTH": RESPONSE, "SAVE_FREQ": CALLS + 1}
     variables = {key: str(value) for key, value in (files | sizes).items()}
-    child(["bash", "run_rank_grpo.sh", "trainer.val_before_train=false"], folder / "run.log", **variables)
+    run_logged([*TRAIN_RANK_GRPO, WITHOUT_VALIDATION], folder / "run.log", **variables)
     return statistics.median(
         row["timing_s/testing"] for row in read_metrics(folder / "run") if "timing_s/testing" in row
     )

@@ -1,17 +1,24 @@
-"""Data that benchmarks generate: catalogs, lists, conversations, a tokenizer. The same arguments give the same data."""
+"""Data that benchmarks generate: catalogs, lists, conversations, a tokenizer, a trie.
+
+The same arguments give the same data.
+"""
 
 import json
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from convrec.features.constrained.catalog_trie import CatalogTrie, build_catalog_trie
+from convrec.features.constrained.walk import Walk
 from convrec.retrieval.conversations import Conversation
-from convrec.titles.catalog import Catalog
+from convrec.titles.catalog import Catalog, load_catalog
+from convrec.titles.forms import fold
 from convrec.titles.item import format_item
+from convrec.titles.matching import Matcher
 
 LINES = 20  # of a list
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -76,6 +83,29 @@ def misspell(title: str, typos: int, rng: random.Random) -> str:
     return title
 
 
+def draw_misspelt(
+    items: Sequence[tuple[str, int]], typos: int, rng: random.Random, count: int
+) -> list[tuple[str, str, int]]:
+    """Draw misspelt titles.
+
+    Args:
+        items: titles and years.
+        typos: letters that differ.
+        rng: draws.
+        count: how many.
+
+    Returns:
+        The misspelt title, which is another one also for matching, the title, the year.
+    """
+    drawn: list[tuple[str, str, int]] = []
+    while len(drawn) < count:
+        title, year = rng.choice(items)
+        written = misspell(title, typos, rng)
+        if fold(written) != fold(title):
+            drawn.append((written, title, year))
+    return drawn
+
+
 # ---- conversations
 
 
@@ -109,19 +139,13 @@ def iter_conversations(rows: int, items: int, words: int, rng: np.random.Generat
             yield Conversation(" ".join(text), named, name, relevant)
 
 
-def draw_zipf(rng: np.random.Generator, count: int, shape: tuple[int, int]) -> np.ndarray:
-    """Draw numbers below `count`, n with a share of 1 / (n + 10)."""
-    share = np.cumsum(1 / np.arange(10, count + 10))
+def draw_zipf(rng: np.random.Generator, count: int, shape: tuple[int, int], first: int = 10) -> np.ndarray:
+    """Draw numbers below `count`, n with a share of 1 / (n + first)."""
+    share = np.cumsum(1 / np.arange(first, count + first))
     return np.searchsorted(share / share[-1], rng.random(shape))
 
 
-# ---- tokenizers
-
-
-def load_tokenizer(folder: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)
+# ---- tokenizers and tries
 
 
 def make_tekken() -> Any:
@@ -137,3 +161,42 @@ def make_tekken() -> Any:
         file.write_text(json.dumps(content | {"special_tokens": []}), encoding="utf-8")
         converted = MistralConverter(vocab_file=str(file)).converted()
     return PreTrainedTokenizerFast(tokenizer_object=converted, eos_token="</s>")
+
+
+def make_catalog_trie(
+    catalog: str | None, tokenizer: str | None, size: int, rng: random.Random
+) -> tuple[Any, Catalog, CatalogTrie]:
+    """Build the trie of a catalog's lines.
+
+    Args:
+        catalog: its file; None generates `size` items.
+        tokenizer: a Hugging Face folder; None is `make_tekken`.
+        size: of a generated catalog.
+        rng: of a generated catalog.
+
+    Returns:
+        The tokenizer, the catalog, the trie.
+    """
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(tokenizer) if tokenizer else make_tekken()
+    items = load_catalog(catalog) if catalog else generate_catalog(size, rng)
+    matcher = Matcher(items, "fuzzy" if catalog else "exact")
+    return loaded, items, build_catalog_trie(matcher, loaded, "\n")
+
+
+def sample_list(walk: Walk, rng: random.Random) -> tuple[list[int], list[list[int]]]:
+    """Write a constrained list whose allowed tokens are equally likely.
+
+    Returns:
+        Its tokens, and the allowed tokens wherever there was a choice.
+    """
+    tokens: list[int] = []
+    choices: list[list[int]] = []
+    while len(walk.items) < walk.num_items:
+        allowed = walk.allowed()
+        if len(allowed) > 1:
+            choices.append(allowed)
+        tokens.append(rng.choice(allowed))
+        walk.advance(tokens[-1])
+    return tokens, choices

@@ -1,6 +1,6 @@
 """What fuzzy matching finds and what it takes wrongly, on two catalogs of films. Prints one JSON object.
 
-python benchmarks/studies/matching_quality.py --catalog CATALOG --foreign CATALOG [--curve]
+python -m benchmarks.studies.matching_quality --catalog CATALOG --foreign CATALOG [--curve]
 
 lines: by the way that a list writes an item, the share of the catalog's items that are not found again (missed), and of
 foreign ones, which the catalog lacks, that are taken for one of its items (false). spellings: of the pairs of rows that
@@ -17,9 +17,9 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from generated import list_dated_items, misspell
 from rapidfuzz.distance import OSA
 
+from benchmarks.generated import draw_misspelt, list_dated_items
 from convrec.titles.catalog import Catalog, load_catalog
 from convrec.titles.forms import fold
 from convrec.titles.item import parse_item
@@ -126,7 +126,7 @@ class Similar:
         self.matcher, catalog = matcher, matcher.catalog
         films = list_dated_items(catalog)
         shifted = [(title, year + shift) for title, year in foreign for shift in (0, -1, 1)]
-        self.misspelt = {f"{typos} typo": misspelt(films, typos, rng) for typos in (1, 2)}
+        self.misspelt = {f"{typos} typo": draw_misspelt(films, typos, rng, SIZE) for typos in (1, 2)}
         self.others = {"other word": with_other_word(films, foreign, rng), "foreign": shifted}
         part = {form: rng.randrange(PARTS) for form in sorted({fold(title) for title, _ in films})}
         self.held_out = []
@@ -153,17 +153,6 @@ class Similar:
             result[name] = share(find_row(self.matcher, *film) >= 0 for film in films)
         result["held out"] = share(find_row(matcher, *film) >= 0 for matcher, films in self.held_out for film in films)
         return result
-
-
-def misspelt(films: list[Film], typos: int, rng: random.Random) -> list[tuple[str, str, int]]:
-    """(as written, title, year)."""
-    drawn: list[tuple[str, str, int]] = []
-    while len(drawn) < SIZE:
-        title, year = rng.choice(films)
-        written = misspell(title, typos, rng)
-        if fold(written) != fold(title):
-            drawn.append((written, title, year))
-    return drawn
 
 
 def with_other_word(films: list[Film], foreign: list[Film], rng: random.Random) -> list[Film]:

@@ -55,6 +55,16 @@ def test_training_beside_stock_verl(trained: Any) -> None:
 
 
 @pytest.mark.slow
+def test_growth_of_a_step_with_its_lists(trained: Any) -> None:
+    growth = run("growth", f"--demo {trained.out} --only step_lists --largest 16 --repeats 3")["growth"]["step_lists"]
+    figures = growth["figures"]
+    assert growth["sizes"] == [8, 16]
+    assert figures["step_s"]["slope"] is not None
+    # only the lists grow
+    assert figures["response_tokens"]["values"] == [48, 48]
+
+
+@pytest.mark.slow
 def test_the_engine_beside_a_plain_loop(trained: Any) -> None:
     rows = "--rounds 1 --rows 3 --shortest 20 --longest 40 --completion 10"
     found = run("engine", f"--model {trained.out / 'sft'} {rows}")

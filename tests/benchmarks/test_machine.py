@@ -1,26 +1,10 @@
-"""The slopes of the growth benchmark, and the machine that every benchmark describes."""
+"""The machine and the commit that every benchmark names."""
 
 import json
 
 import pytest
 
 from benchmarks import machine
-from benchmarks.bench_growth import QUANTITIES, compute_slope
-
-
-def test_slopes_are_exponents_over_the_upper_decades() -> None:
-    sizes = [10, 100, 1000, 10_000]
-    assert compute_slope(sizes, [7.0, 1.0, 10.0, 100.0]) == 1  # the smallest size does not count
-    assert compute_slope(sizes, [1.0, 1.0, 100.0, 10_000.0]) == 2
-    assert compute_slope(sizes, [9.0, 3.0, 3.0, 3.0]) == 0
-    assert compute_slope(sizes, [0.0, 0.0, 0.0, 5.0]) is None
-
-
-def test_sizes_are_powers_of_ten_within_the_limits_of_a_quantity() -> None:
-    assert QUANTITIES["serving"].list_sizes(1_000_000) == [1000, 10_000, 100_000, 1_000_000]
-    assert QUANTITIES["serving"].list_sizes(10) == [1000]
-    assert QUANTITIES["evaluation"].list_sizes(1_000_000) == [1000, 10_000, 100_000]
-    assert QUANTITIES["lists"].list_sizes(100) == [10, 100]
 
 
 def test_reports_name_the_machine_and_the_commit(
