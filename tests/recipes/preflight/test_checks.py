@@ -314,7 +314,9 @@ def test_a_model_of_the_hub_is_checked_if_it_can_be_downloaded(
 ) -> None:
     """Its config is there, and nothing else."""
     cache_config(offline_hub, "nobody/nothing")
-    assert refused(recipe=recipe, MODEL_PATH="nobody/nothing").startswith("MODEL_PATH=nobody/nothing: ")
+    message = refused(recipe=recipe, MODEL_PATH="nobody/nothing")
+    assert message.startswith("MODEL_PATH=nobody/nothing: ")
+    assert not message.endswith(" [hub.unavailable-model]")
 
 
 def test_a_custom_rank_reward_is_called_once(
