@@ -94,7 +94,6 @@ def replace_command(tmp_path: Path) -> Callable[[str], str]:
 
 
 def test_a_refusal_is_a_user_error_with_the_commands_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("LEARNING_RATE", "1e-5")  # a warning, which is printed first
     monkeypatch.setenv("LR", "abc")
     with refuses("variable.wrong-value") as error:
         api.train(SFTConfig(output_dir=str(tmp_path / "run")))
@@ -104,7 +103,9 @@ def test_a_refusal_is_a_user_error_with_the_commands_code(monkeypatch: pytest.Mo
 def test_a_refusal_without_a_code_has_that_of_python(
     replace_command: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "executable", replace_command("echo 'error: LR=x: fix it' >&2; exit 2"))
+    monkeypatch.setattr(
+        sys, "executable", replace_command("echo 'warning: odd'; echo 'error: LR=x: fix it' >&2; exit 2")
+    )
     with refuses("api.refused-input") as error:
         api.train(SFTConfig(output_dir=str(tmp_path / "run")))
     assert str(error.value) == "LR=x: fix it"
