@@ -109,8 +109,11 @@ def broken_pipes_stay_errors() -> Iterator[None]:
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Warnings are heard: libraries raise the root logger's level for the whole process."""
+    """Warnings are heard: libraries raise the root logger's level, and disable our loggers, for the whole process."""
     caplog.set_level(logging.WARNING)
+    for name, logger in logging.Logger.manager.loggerDict.items():
+        if name.startswith(("convrec.", "recipes.", "data_prep.")) and isinstance(logger, logging.Logger):
+            logger.disabled = False
     return caplog
 
 
@@ -221,6 +224,26 @@ def no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of such a server asks again at once."""
     monkeypatch.setattr("convrec.llm.client.back_off", lambda retry: 0.001)
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
+
+
+@pytest.fixture
+def offline_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine that does not reach the Hub; returns the folder of its cache, which is empty."""
+    from huggingface_hub import constants
+
+    folder = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return folder
+
+
+def cache_config(cache: Path, model: str) -> None:
+    """Write an empty config of organisation/name into the Hub's cache, as if it had been downloaded."""
+    folder = cache / f"models--{model.replace('/', '--')}"
+    (folder / "snapshots" / "1").mkdir(parents=True)
+    (folder / "snapshots" / "1" / "config.json").write_text("{}")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("1")
 
 
 @pytest.fixture(scope="session")

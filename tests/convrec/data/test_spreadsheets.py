@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from convrec.data import spreadsheets
 from convrec.data.damage import Damage
 from convrec.data.records import read_records
+from tests.packages import hide_package
 from tests.user_errors import refuses
 
 HEADER = ["", "Conversation", "year", "id", "time", "empty"]
@@ -75,7 +75,7 @@ def test_a_file_that_is_not_a_spreadsheet_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_openpyxl_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spreadsheets, "find_spec", lambda name: None)
+    hide_package(monkeypatch, "openpyxl")
     path = tmp_path / "a.xlsx"
     path.write_bytes(b"")
     with refuses("spreadsheet.missing-package", path, "convrec[xlsx]"):

@@ -1,14 +1,16 @@
 """Retrieval in a recommender: fused lists under every filter, and lists without an engine.
 
-The model's lists are fixed here; test_recommender.py runs vLLM.
+The engine is one that prefers fixed items; test_recommender.py runs vLLM.
 """
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +19,9 @@ from convrec import Recommendations, Recommender
 from convrec.base.files import write_json
 from convrec.data.schema import RL_SCHEMA, format_prompt
 from convrec.features.candidates.prompts import CANDIDATES_LINE, with_candidates
-from convrec.inference.list_request import ListRequest
+from convrec.features.constrained.catalog_trie import load_catalog_trie
+from convrec.features.constrained.vllm_lists import read_arguments
+from convrec.features.constrained.walk import Walk
 from convrec.inference.lists import Question
 from convrec.retrieval.folder import NOTES, load_notes
 from recipes.retrieval import fit_retrieval
@@ -32,6 +36,45 @@ TRAIN = [
 ]
 
 
+class Engine:
+    """Stands for vLLM's engine, with a model that would write the items of these numbers, in this order.
+
+    The n-th of them has log-probs of -n.
+    """
+
+    NUMBERS = (4, 3, 2, 1, 0, 5, 6)
+
+    def __init__(self, model: str, trie_file: str, **settings: Any) -> None:
+        self.trie_file = Path(trie_file)
+
+    async def outputs(self, prompt_ids: Sequence[int], sampling: Any) -> AsyncIterator[Any]:
+        arguments = read_arguments(sampling.extra_args)
+        assert arguments
+        num_items, excluded, version = arguments
+        trie = load_catalog_trie(self.trie_file.with_name(version))
+        lines = np.split(trie.tokens, trie.ends_S[:-1])
+        line_by_number = {int(number): line.tolist() for number, line in zip(trie.item_W, lines, strict=False)}
+        walk = Walk(trie, num_items, excluded)
+        numbers = [number for number in self.NUMBERS if number in line_by_number and number not in excluded]
+        tokens: list[int] = []
+        log_probs: list[dict[int, Any]] = []
+        for rank, number in enumerate(numbers[: walk.num_items]):
+            for token in line_by_number[number]:
+                allowed = walk.allowed()
+                tokens.append(token if token in allowed else allowed[0])  # the last line ends in another token
+                log_probs.append({tokens[-1]: SimpleNamespace(logprob=-float(rank))})
+                walk.advance(tokens[-1])
+        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, logprobs=log_probs)])
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run(coroutine)
+
+    def iterate(self, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        return items
+
+    def close(self) -> None: ...
+
+
 @pytest.fixture
 def load(unread_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recommender]:
     """Loads a recommender whose model writes Up, Ran, Jaws, Heat, Alien, if they may be listed."""
@@ -41,32 +84,14 @@ def load(unread_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     train, catalog = tmp_path / "train.parquet", tmp_path / "catalog.parquet"
     folder = Path(fit_retrieval([train], train, catalog)["out"])
 
-    async def iter_numbers(
-        recommender: Recommender, request: ListRequest, streamed: bool
-    ) -> AsyncIterator[tuple[int, float]]:
-        allowed = request.allowed.remaining
-        numbers = [number for number in (4, 3, 2, 1, 0, 5, 6) if number in allowed]
-        for rank, number in enumerate(numbers[: request.num_items]):
-            yield number, -float(rank)
-
-    class Engine:
-        def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-            return asyncio.run(coroutine)
-
-        def iterate(self, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
-            return items
-
-        def close(self) -> None: ...
-
     def load(weight: float | None = 0.5, model: Path = unread_model, **settings: Any) -> Recommender:
         chosen = {} if weight is None else {"fusion": {"weight": weight, "constant": 10.0}}
         notes = {name: value for name, value in load_notes(folder).items() if name != "fusion"}
         choice = {"neighbours": 50, "constant": 10.0, "weights": {"neighbours": 1.0}}
         write_json(folder / NOTES, notes | {"choice": choice} | chosen)
-        monkeypatch.setattr("convrec.inference.engines.async_engine.Engine", lambda *given, **named: Engine())
         return Recommender.load(model, catalog, **{"retrieval": folder, "max_items": 5} | settings)
 
-    monkeypatch.setattr(Recommender, "_iter_numbers", iter_numbers)
+    monkeypatch.setattr("convrec.inference.engines.async_engine.Engine", Engine)
     return load
 
 
@@ -85,7 +110,7 @@ def test_fused_list_prefix_does_not_depend_on_k(load: Callable[..., Recommender]
     found = recommender.recommend("a robbery", k=5)
     assert ids(found) == "uhjra"
     assert [item.rank for item in found] == [1, 2, 3, 4, 5]
-    assert [item.score for item in found] == [0, -3, -2, -1, -4]  # the model's
+    assert [item.score for item in found] == [0, -3, -2, -1, 0]  # the model's, which has no choice left for the last
     for k in range(1, 5):
         assert ids(recommender.recommend("a robbery", k=k)) == "uhjra"[:k]
     assert not found.fallback

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import transfer_queue as tq
 from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -28,6 +27,7 @@ from convrec.rollout.agent_loop import ConvRecAgentLoopWorker
 from convrec.rollout.reward_manager import GroupRewardManager
 from recipes.tiny_model import make_tiny_model
 from reward.catalog_match import compute_score
+from tests.transfer_queue import replace_queue
 
 CONVERSATIONS = ["I liked Alien (1979) and Heat (1995)", "Something funny, please", "A film with robots in it?"]
 LISTS = ["Alien (1979)\nHeat (1995)", "Heat (1995)\nHeat (1995)\nJaws (1975)", ""]
@@ -102,6 +102,7 @@ class RolloutWorld:
         rows: what is in TransferQueue: "partition/key" -> (tag, fields).
         calls: names of the calls, in order.
         seeds: of vLLM's requests, in order.
+        affinities: ids by which a server was asked for; equal ones get the same server.
         scored: arguments of the reward function, for each time it was called.
     """
 
@@ -119,11 +120,11 @@ class RolloutWorld:
         self.rows: dict[str, tuple[dict, dict]] = {}
         self.calls: list[str] = []
         self.seeds: list[int] = []
+        self.affinities: list[str] = []
         self.scored: list[dict[str, Any]] = []
         self.tokenizer = tiny_tokenizer()
         self.manager = GroupRewardManager(OmegaConf.create({}), self.tokenizer, self._call_reward)
-        monkeypatch.setattr(tq, "async_kv_batch_put", self._put)
-        monkeypatch.setattr(tq, "async_kv_put", self._put_one)
+        replace_queue(monkeypatch, async_kv_batch_put=self._put, async_kv_put=self._put_one)
         self.worker = self._make_worker(self._make_config(response_length, settings), in_groups)
 
     # ---- the worker ----
@@ -197,6 +198,7 @@ class RolloutWorld:
     # ---- what it calls ----
 
     async def _acquire(self, request_id: str) -> tuple[str, FakeActor]:
+        self.affinities.append(request_id)
         return "0", FakeActor(generate=self._generate, generate_group=self._generate_group)
 
     async def _generate(

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import transfer_queue as tq
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
@@ -25,6 +24,7 @@ from convrec.rollout.agent_loop import ConvRecAgentLoopWorker
 from convrec.training.validation import add_means, validate_directly
 from tests.convrec.rollout.fakes import RolloutWorld, make_samples, to_plain, write_catalog
 from tests.convrec.rollout.test_failures import FakeQueue, make_buffer
+from tests.transfer_queue import replace_queue
 
 
 @pytest.fixture
@@ -151,9 +151,12 @@ class StubEngine:
     def __init__(self, world: RolloutWorld, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world = world
         self.logged: list[Any] = []
-        monkeypatch.setattr(tq, "kv_batch_get", self._get)
-        monkeypatch.setattr(tq, "kv_batch_put", lambda **_: None)
-        monkeypatch.setattr(tq, "kv_clear", lambda **_: world.rows.clear())
+        replace_queue(
+            monkeypatch,
+            kv_batch_get=self._get,
+            kv_batch_put=lambda **_: None,
+            kv_clear=lambda **_: world.rows.clear(),
+        )
         settings = {"log_val_generations": 2, "validation_data_dir": str(folder), "logger": ["file"]}
         trainer: Any = PPOTrainerSync.__new__(PPOTrainerSync)
         trainer.config = OmegaConf.merge(world.worker.config, {"trainer": settings})

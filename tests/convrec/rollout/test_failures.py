@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from convrec.rollout import failures
+from tests.transfer_queue import replace_queue
 
 
 class FakeQueue:
@@ -18,10 +18,13 @@ class FakeQueue:
         responses = {f"{uid}_0_0": {"min_global_steps": 1} for uid in statuses}
         self.tags: dict[str, dict[str, Any]] = prompts | responses
         self.partition = partition
-        monkeypatch.setattr(tq, "kv_list", self.list_tags)
-        monkeypatch.setattr(tq, "kv_clear", self.clear)
-        monkeypatch.setattr(tq, "kv_batch_put", self.put)
-        monkeypatch.setattr(tq, "async_kv_put", self.put_tag)
+        replace_queue(
+            monkeypatch,
+            kv_list=self.list_tags,
+            kv_clear=self.clear,
+            kv_batch_put=self.put,
+            async_kv_put=self.put_tag,
+        )
 
     def list_tags(self, partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
         return {self.partition: dict(self.tags)} if partition_id in (None, self.partition) else {}

@@ -66,17 +66,3 @@ def test_transfer_queue_alone_attaches_to_any_run(monkeypatch: pytest.MonkeyPatc
 def test_the_rest_of_ray_is_rays() -> None:
     rollout_queue.use_own_queue()
     assert interface.ray.get is ray.get
-
-
-def test_the_queue_gets_a_config_without_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-    monkeypatch.setattr(tq, "init", given.append)
-    config = OmegaConf.create({"trainer": {"nnodes": 3}, "transfer_queue": {"units": "${trainer.nnodes}"}})
-    rollout_queue.start(config.transfer_queue)
-    assert OmegaConf.to_container(OmegaConf.merge({}, given[0]), resolve=True) == {"units": 3}
-
-
-def test_the_processes_of_the_queue_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interface, "_TQ_CONTROLLER", "controller")
-    monkeypatch.setattr(interface, "_TQ_STORAGE", {"SimpleStorage": {"TransferQueueStorageUnit#0": "unit"}})
-    assert rollout_queue.actors() == {"TransferQueueController": "controller", "TransferQueueStorageUnit#0": "unit"}

@@ -36,8 +36,9 @@ from tensordict import TensorDict
 from convrec.rollout import queue
 
 init_ray(address="local", num_cpus=4, include_dashboard=False, _temp_dir=str(folder / "ray"), log_to_driver=False)
-settings = OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}})
-queue.start(settings) if is_ours else tq.init(settings)
+units = {"SimpleStorage": {"num_data_storage_units": "${trainer.nnodes}"}}
+settings = OmegaConf.create({"trainer": {"nnodes": 1}, "transfer_queue": {"backend": units}}).transfer_queue
+queue.start(settings) if is_ours else tq.init(OmegaConf.create(OmegaConf.to_container(settings, resolve=True)))
 
 @ray.remote(num_cpus=1)
 class Worker:
@@ -48,8 +49,9 @@ class Worker:
         rows = tq.kv_batch_get(keys=keys, partition_id="train")
         return [row.tolist() for row in rows["numbers"].unbind()]
 
-actors = ray.get([actor.get_zmq_server_info.remote() for actor in queue.actors().values()])
-print(json.dumps([info.to_addr(port) for info in actors for port in info.ports]), flush=True)
+actors = queue.actors()
+infos = ray.get([actor.get_zmq_server_info.remote() for actor in actors.values()])
+print(json.dumps([[*actors], [info.to_addr(port) for info in infos for port in info.ports]]), flush=True)
 for line in sys.stdin:
     keys = [f"{line.strip()}-{number}" for number in range(2)]
     rows = torch.nested.as_nested_tensor([torch.arange(3), torch.arange(5)], layout=torch.jagged)
@@ -62,9 +64,16 @@ ROWS = [[0, 1, 2], [0, 1, 2, 3, 4]]
 
 @dataclass
 class StartedQueue:
-    """A queue in a separate process."""
+    """A queue in a separate process. Its settings refer to another section, as verl's config does.
+
+    Attributes:
+        process: the driver.
+        actors: names of the queue's processes.
+        addresses: of their sockets.
+    """
 
     process: subprocess.Popen[str]
+    actors: list[str]
     addresses: list[str]
 
     def put_and_get(self, name: str) -> Any:
@@ -89,7 +98,7 @@ def started_queue(whose: str, folder: Path) -> Iterator[StartedQueue]:
     with process:
         try:
             assert process.stdout is not None
-            yield StartedQueue(process, json.loads(process.stdout.readline()))
+            yield StartedQueue(process, *json.loads(process.stdout.readline()))
         finally:
             process.communicate(timeout=60)  # it ends when its input does
 
@@ -111,6 +120,7 @@ def proof() -> Iterator[Path]:
 def test_a_stranger_is_refused_and_the_run_goes_on(short_folder: Path, proof: Path) -> None:
     other_key, _ = zmq.curve_keypair()
     with started_queue("ours", short_folder) as queue:
+        assert queue.actors == ["TransferQueueController", "TransferQueueStorageUnit#0"]
         assert len(queue.addresses) == 3  # the controller's two, and the storage unit's
         assert queue.put_and_get("before") == ROWS
         for key in (None, other_key):

@@ -14,6 +14,7 @@ from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver, BucketedWeightSender
 
+from convrec.checkpoints import plain_load
 from convrec.cpu.server import CPUHttpServer, CPUWorkerExtension
 from convrec.rollout.server import ConvRecHttpServer, ConvRecReplica, WeightsWorker, WorkerExtension
 from convrec.runs import guard
@@ -82,10 +83,11 @@ def test_every_worker_has_its_socket_in_the_runs_folder(folder: Path, monkeypatc
     assert WeightsWorker().server_adapter.zmq_handle == expected
 
     monkeypatch.setattr(ActorRolloutRefWorker, "init_model", of_verl)
-    for module, name in ((registration, "check_worker"), (worker, "prepare_process")):
-        monkeypatch.setattr(module, name, lambda: None)
+    monkeypatch.setenv(plain_load.VARIABLE, "1")  # which the worker sets for good
+    for name in ("VERL_PLATFORM", registration.DRIVERS_DIGEST):
+        monkeypatch.delenv(name, raising=False)
     actor: Any = object.__new__(worker.ConvRecWorker)
-    actor.config = SimpleNamespace(rollout={})
+    actor.config = SimpleNamespace(rollout={}, model=SimpleNamespace(use_fused_kernels=False))
     actor._is_actor, actor.actor, actor.ref = False, None, None
     actor.init_model()
     assert actor.rollout.zmq_handle == expected

@@ -30,11 +30,17 @@ MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 def build_training_worker(
-    model_folder: Path, micro_batch: int = 4, model: dict[str, Any] | None = None, dtype: str = "fp32", **optimizer: Any
+    model_folder: Path,
+    micro_batch: int = 4,
+    model: dict[str, Any] | None = None,
+    dtype: str = "fp32",
+    forward_only: bool = False,
+    **optimizer: Any,
 ) -> Any:
     """Make a worker in the existing process group.
 
-    micro_batch: its rows; model: further settings of the model; dtype: dtype of the passes.
+    micro_batch: its rows; model: further settings of the model; dtype: dtype of the passes; forward_only: as for a
+    reference.
     """
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
@@ -56,6 +62,7 @@ def build_training_worker(
             ),
             engine_config=FSDPEngineConfig(
                 strategy="fsdp2",
+                forward_only=forward_only,
                 use_torch_compile=False,
                 mixed_precision={"param_dtype": dtype},
                 use_dynamic_bsz=False,

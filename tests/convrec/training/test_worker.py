@@ -2,6 +2,7 @@
 head gives the log-probs."""
 
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,18 @@ import torch
 from transformers import AutoModelForCausalLM
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from convrec.training import registration, worker
+from convrec.checkpoints import plain_load
+from convrec.features.constrained.catalog_trie import build_catalog_trie, save_catalog_trie
+from convrec.features.constrained.choices import Choices
+from convrec.features.constrained.rollout import CONSTRAINT
+from convrec.features.constrained.vllm_lists import TRIE
+from convrec.titles.catalog import Catalog
+from convrec.titles.matching import Matcher
+from convrec.training import registration
 from convrec.training.worker import ConvRecWorker, convert_sent_weights, prepare_checkpoints
+from tests.convrec.features.constrained.test_choices import sampled
 from tests.convrec.training.conftest import ALONE, MEETING, build_training_worker
+from tests.convrec.training.engine_process import batch_of
 
 SCHEDULE = [(0, 1e-3), (3, 1e-4), (5, 1e-5)]
 WANTED = [1e-3] * 2 + [1e-4] * 2 + [1e-5] * 4  # of steps 1 to 8
@@ -122,23 +132,54 @@ def test_rollout_gets_weights_in_its_dtype_and_adapters_as_is(start: Start) -> N
     assert engine.get_per_tensor_param(base_sync_done=True)[0] is adapter
 
 
+class EngineOfHead:
+    """verl's engine, as far as it concerns the head: the model, and what it is given of a micro-batch."""
+
+    def __init__(self) -> None:
+        self.module = torch.nn.Module()
+        self.module.lm_head = torch.nn.Linear(4, 8, bias=False)
+
+    def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"input_ids": micro_batch["input_ids"], "temperature": 1.0}, {}
+
+
+@pytest.fixture
+def one(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A worker whose model verl does not build, which needs Ray and vLLM, on a host with an accelerator."""
+    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda self: None)
+    monkeypatch.setenv(plain_load.VARIABLE, "1")  # which the worker sets for good
+    for name in ("VERL_PLATFORM", registration.DRIVERS_DIGEST):
+        monkeypatch.delenv(name, raising=False)
+    one: Any = object.__new__(ConvRecWorker)
+    one._is_actor, one.rollout = False, None
+    one.actor, one.ref = (SimpleNamespace(engine=EngineOfHead()) for _ in range(2))
+    return one
+
+
 @pytest.mark.parametrize(
-    ("fused", "trie", "called"), [(True, None, "fuse"), (True, "trie", "constrain"), (False, None, "")]
+    ("fused", "constrained", "computed"), [(True, False, tuple), (True, True, Choices), (False, False, type(None))]
 )
 def test_the_head_is_ours_in_actor_and_reference(
-    monkeypatch: pytest.MonkeyPatch, fused: bool, trie: str | None, called: str
+    one: Any, tmp_path: Path, line_tokenizer: Any, fused: bool, constrained: bool, computed: type
 ) -> None:
     """verl's kernels would read a head that is not the embedding where FSDP2 has not gathered it."""
-    found = []
-    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda self: None)
-    monkeypatch.setattr(registration, "check_worker", lambda: None)
-    monkeypatch.setattr(worker, "prepare_process", lambda: None)
-    monkeypatch.setattr(worker, "load_trie", lambda rollout: trie)
-    for name in ("fuse", "constrain"):
-        monkeypatch.setattr(worker, name, lambda engine, *_, name=name: found.append((name, engine)))
-    one: Any = object.__new__(ConvRecWorker)
-    one.config = SimpleNamespace(rollout={}, model=SimpleNamespace(use_fused_kernels=fused))
-    one._is_actor, one.rollout = False, None
-    one.actor, one.ref = SimpleNamespace(engine="actor"), SimpleNamespace(engine="ref")
+    catalog = Catalog.from_items([("Heat", 1995), ("Up", 2009)])
+    trie = build_catalog_trie(Matcher(catalog), line_tokenizer, "\n")
+    save_catalog_trie(tmp_path / "trie.npz", trie)
+    settings = {"vllm": {"additional_config": {TRIE: str(tmp_path / "trie.npz")}}} if constrained else {}
+    one.config = SimpleNamespace(rollout={"engine_kwargs": settings}, model=SimpleNamespace(use_fused_kernels=fused))
     one.init_model()
-    assert found == ([(called, "actor"), (called, "ref")] if called else [])
+    response = sampled(trie, 2, [], random.Random(1))
+    mask = [1] * len(response)
+    rows = {"input_ids": [[7, *response]], "responses": [response], "response_mask": [mask], CONSTRAINT: [[2]]}
+    for part in (one.actor, one.ref):
+        inputs, _ = part.engine.prepare_model_inputs(micro_batch=batch_of(rows))
+        request = inputs.get("head_request", SimpleNamespace(arguments=(None,)))
+        assert type(request.arguments[0]) is computed
+
+
+def test_a_worker_of_another_version_builds_no_model(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda self: pytest.fail("a model is built"))
+    monkeypatch.setenv(registration.DRIVERS_DIGEST, "0123456789abcdef")
+    with pytest.raises(RuntimeError, match="another version of convrec"):
+        one.init_model()

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from ray._private.runtime_env.packaging import create_package
 
-from convrec.base import gpus
 from convrec.runs import supervisor
 from recipes.cluster import job_environment
 from recipes.launch import settings
 from recipes.launch.recipe import POINTWISE_JUDGE, RANK_GRPO, SFT, Recipe
+from tests.recipes.conftest import set_gpus
 from tests.user_errors import refuses
 
 SECRETS = ("SWANLAB_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "RAY_AUTH_TOKEN", "VLLM_API_KEY")
@@ -60,7 +60,7 @@ def test_run_folder_on_cluster_is_named_after_the_model(monkeypatch: pytest.Monk
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "config.json").write_text("{}")
-    monkeypatch.setattr(gpus, "usable_gpus", lambda: 0)
+    set_gpus(monkeypatch, 0)
     for recipe, arguments in ((POINTWISE_JUDGE, []), (RANK_GRPO, [f"actor_rollout_ref.model.path={mine}"])):
         here = str(settings.compose(recipe.name, arguments).folder)
         assert variables(recipe, {}, *arguments)["SAVE_PATH"] == here

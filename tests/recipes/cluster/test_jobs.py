@@ -253,17 +253,22 @@ def test_ctrl_c_asks_for_a_checkpoint_then_stops_then_detaches(
     assert output in capsys.readouterr().err
 
 
-def test_failed_stop_file_is_reported_and_next_ctrl_c_stops_job(monkeypatch: Patch, jobs: Jobs, tmp_path: Path) -> None:
+def test_failed_stop_file_is_reported_and_next_ctrl_c_stops_job(capsys: Printed, jobs: Jobs, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file where the folder should be")
-    lines: list[str] = []
-    monkeypatch.setattr(cluster_jobs, "say", lines.append)
+    printed = ""
     first = interrupt_at("info")
     second = interrupt_at("info")
-    jobs.on = lambda name: (second if lines else first)(name)
+
+    def interrupt_again_once_told(name: str) -> None:
+        nonlocal printed
+        printed += capsys.readouterr().err
+        (second if printed else first)(name)
+
+    jobs.on = interrupt_again_once_told
     assert follow(jobs) == 130
-    assert "could not ask the job" in lines[0]
-    assert str(jobs.stop_file) in lines[0]
-    assert cluster_jobs.STOP_REQUESTED not in lines[0]
+    assert printed.startswith("could not ask the job")
+    assert str(jobs.stop_file) in printed
+    assert cluster_jobs.STOP_REQUESTED not in printed
     assert jobs.info.status == JobStatus.STOPPED
 
 

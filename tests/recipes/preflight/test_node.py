@@ -8,6 +8,7 @@ import pytest
 from triton.runtime.build import compile_module_from_src
 
 from recipes.preflight import node
+from tests.recipes.conftest import set_gpu_memory
 
 MODULE = """
 #include <Python.h>
@@ -45,6 +46,6 @@ def test_a_python_without_its_headers_is_told_too(tmp_path: Path, monkeypatch: p
 def test_only_a_node_with_gpus_needs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int, said: str
 ) -> None:
-    monkeypatch.setattr(node, "_device_memory", lambda: memory)
+    set_gpu_memory(monkeypatch, memory)
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     assert node.report([], None, str(tmp_path)).build_problem == said

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from convrec.runs.folder import LATEST, MANIFEST
@@ -26,7 +27,7 @@ def open_run(recipe: str, folder: Path, *overrides: str) -> Run:
 def slow_or_fast(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Seconds by dtype, of a processor that has bf16."""
     seconds = {FP32: 1.0, BF16: 0.5}
-    monkeypatch.setattr(precision, "has_bf16_instructions", lambda: True)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": True})
     monkeypatch.setattr(precision, "measure_mlp_seconds", lambda hidden, intermediate, dtype: seconds[dtype])
     return seconds
 
@@ -85,7 +86,7 @@ def test_this_machine_is_measured() -> None:
 
 
 def test_without_instructions_for_bf16_passes_are_in_fp32(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(precision, "has_bf16_instructions", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "amx_bf16": False})
     run = open_run("rank_grpo", tmp_path)
     precision.set_precision(run)
     assert run.precision == "fp32: this processor has no instructions for bf16"

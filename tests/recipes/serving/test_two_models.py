@@ -29,14 +29,15 @@ def test_users_keep_their_model_as_its_share_grows(monkeypatch: pytest.MonkeyPat
     assert both / len(USERS) == pytest.approx(0.5, abs=0.04)  # divided anew
 
 
-def test_what_users_of_each_model_click_is_told_apart(
-    service: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(two_models, "assign_model", lambda user: "films" if user < "m" else "other")
+def test_what_users_of_each_model_click_is_told_apart(service: Callable[..., Any], tmp_path: Path) -> None:
+    shares = {"films": 0.5, "other": 0.5}
+    models = [two_models.assign_model(user, shares) for user in USERS[:8]]
+    assert {*models} == {*shares}
     with TestClient(service(feedback=str(tmp_path)), base_url="http://localhost") as client:
-        answers = [two_models.recommend(client, user, "a film, please") for user in ("ann", "bob", "zoe")]
-    assert [answer["model"] for answer in answers] == ["films", "films", "other"]
-    assert two_models.outcome(tmp_path.glob("feedback-*.jsonl")) == {"films": (2, 0), "other": (1, 0)}
+        answers = [two_models.recommend(client, user, "a film, please", shares) for user in USERS[:8]]
+    assert [answer["model"] for answer in answers] == models
+    counts = {model: (models.count(model), 0) for model in shares}
+    assert two_models.outcome(tmp_path.glob("feedback-*.jsonl")) == counts
     lists = [{"list_id": name, "model": name[0], "items": []} for name in ("a1", "a2", "a3", "b1")]
     events = [{"list_id": name, "event": "click"} for name in ("a1", "a1", "a3")] + [{"list_id": "b1", "event": "like"}]
     for number, records in enumerate((events, lists)):

@@ -117,26 +117,16 @@ def test_the_trainer_reads_turns_from_the_rollouts_rows(world: RolloutWorld) -> 
     assert torch.equal(turns.asked_B[:4], torch.tensor([1, 1, 0, 0]))
 
 
-def test_the_next_turn_keeps_the_server_gets_a_new_seed_and_fits(
-    world: RolloutWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_turn_keeps_the_server_gets_a_new_seed_and_fits(world: RolloutWorld) -> None:
     worker = world.worker
-    affinities: list[str] = []
-    acquire = worker.llm_client._acquire_server
-
-    async def note_affinity(affinity: str, **fields: Any) -> Any:
-        affinities.append(affinity)
-        return await acquire(affinity, **fields)
-
-    monkeypatch.setattr(worker.llm_client, "_acquire_server", note_affinity)
     answered = f"SYSTEM: Which genre?\nUSER: {max(ANSWERS, key=len)}\n"  # fits, with little room to spare
     limit = len(encode(world.tokenizer, render_prompt(world.tokenizer, [{"role": "user", "content": answered}])))
     worker.config.data.max_prompt_length = limit
     sample = make_samples(is_validation=False)[0]
     sample["raw_prompt"] = [{"role": "user", "content": "I liked Alien (1979). " * 20}]
     world.run(samples=[sample])
-    assert len(affinities) == 2
-    assert affinities[0] == affinities[1]  # that server has the beginning of the prompt
+    assert len(world.affinities) == 2
+    assert world.affinities[0] == world.affinities[1]  # that server has the beginning of the prompt
     assert len(world.seeds) == len(set(world.seeds)) == 4  # three first turns, and one second turn
     prompt = to_plain(world.rows["train/u0_0_1"][1]["prompts"])
     assert len(prompt) <= limit

@@ -1,7 +1,6 @@
 """Simulated users on the whole sample catalog: their labels, their wordings, and that they never reveal a title."""
 
 import json
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from convrec.features.asking import users
 from convrec.features.asking.attributes import Attributes, load_attributes
 from convrec.features.asking.users import (
     LABEL_WORDINGS,
@@ -109,9 +107,8 @@ class Model:
 
 
 def test_llm_user_knows_the_titles_and_does_not_reveal_them(
-    films: Attributes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    films: Attributes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(users, "_log", logging.getLogger("of this test"))  # a library's config can disable others
     row, model = find_row(films, "Heat"), Model("A crime film,\nplease", "I love heat!", "")
     user = LLMUser(films, model)  # type: ignore[arg-type]
     asked = [Asked("a", [row], "genre", "instruction\nHere is the conversation: USER: Hi\n")] * 3

@@ -1,19 +1,20 @@
 """SFT that is resumed sees the samples that an uninterrupted run sees, wherever it was stopped."""
 
-import json
 import math
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 from convrec.checkpoints import manifest, saving
-from convrec.runs.folder import latest_step, read_metrics, tracked_step
+from convrec.runs.folder import latest_step, next_metrics_file, read_metrics, tracked_step
 from convrec.training.finite import Diverged
 from convrec.training.trackers import tracking
 
@@ -71,7 +72,7 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Train]:
     """Start or resume the run in tmp_path/run: verl's trainer, sampler, loader and checkpoints; a model of no weights.
 
     Returns the samples of each step trained. stop_after: the step in which it dies, after its checkpoint was written.
@@ -87,15 +88,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     logged: list[dict[str, float]] = []
     trainers: list[ConvRecSFTTrainer] = []
 
-    def log(data: dict[str, float], step: int) -> None:
-        logged.append(data)
-        (tmp_path / "run" / "metrics").mkdir(parents=True, exist_ok=True)
-        with (tmp_path / "run" / "metrics" / "0001.jsonl").open("a") as file:
-            kept = {name: data[name] for name in ("train/loss", "val/loss", "train/total_tokens(B)") if name in data}
-            file.write(json.dumps({"step": step, "data": kept}) + "\n")
-
-    monkeypatch.setattr(tracking, "open_trackers", lambda *_: SimpleNamespace(log=log))
-
+    monkeypatch.setattr(tracking, "FOLLOWERS", [lambda step, data: logged.append(data)])
     engines: list[Any] = []
 
     class Trainer(ConvRecSFTTrainer):
@@ -174,7 +167,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
                     "device": "cpu",
                     "project_name": "p",
                     "experiment_name": "e",
-                    "logger": [],
+                    "logger": ["file"],
                     "nnodes": 1,
                     "n_gpus_per_node": 1,
                     "total_epochs": EPOCHS,
@@ -186,6 +179,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
             }
         )
         engines.append(engine or Engine())
+        os.environ["VERL_FILE_LOGGER_PATH"] = str(next_metrics_file(tmp_path / "run"))  # as the launcher does
         one = Trainer(config)
         trainers.append(one)
         save = one.ckpt_handler.save_checkpoint
@@ -205,7 +199,9 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
 
     start.logged = logged  # type: ignore[attr-defined]
     start.trainers = trainers  # type: ignore[attr-defined]
-    return start
+    with mock.patch.dict(os.environ):
+        yield start
+        tracking.finish()
 
 
 @pytest.mark.parametrize(("rows", "taken"), [(1, [1]), (3, [3]), (4, [4]), (9, [3, 3, 3])])

@@ -1,9 +1,12 @@
 """A dead process interrupts the main thread where it waits. tests/e2e/test_deaths.py kills real ones."""
 
+import multiprocessing
+import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +15,7 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RaySystemError, RayTaskError
 
 from convrec.base.errors import NoProgress, ProcessLost
+from convrec.runs import guard
 from convrec.runs.phases import Phases
 from convrec.training.watch import liveness, nodes
 
@@ -22,15 +26,20 @@ OF_RAYS_MONITOR = (
 
 
 class Actors:
-    """Stands for Ray: which actors answer, which are busy, which are dead."""
+    """Stands for Ray: which actors answer, which are busy, which are dead, and the node of each."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, gcs_port: int) -> None:
         self.state = {"training worker 0": "busy", "vLLM server 0.0": "alive"}
+        self.nodes: dict[str, str] = {}
+        context = SimpleNamespace(gcs_address=f"127.0.0.1:{gcs_port}")
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+        monkeypatch.setattr(ray._private.state, "actors", self.describe)
         monkeypatch.setattr(ray, "wait", lambda refs, timeout: ([r for r in refs if self.state[r] != "busy"], []))
         monkeypatch.setattr(ray, "get", self.get)
-        monkeypatch.setattr(liveness.Nodes, "locate_actors", lambda nodes, actors: None)
-        monkeypatch.setattr(liveness.Nodes, "find_lost_gcs", lambda nodes: "")
         monkeypatch.setattr(liveness, "CHECK_SECONDS", 0.01)
+
+    def describe(self, name: str) -> dict[str, Any]:
+        return {"Address": {"NodeID": self.nodes.get(name, "aaaaaaaaaa")}}
 
     def get(self, name: str) -> None:
         errors = {
@@ -45,7 +54,8 @@ class Actors:
 
     def handles(self) -> dict[str, Any]:
         def handle(name: str) -> Any:
-            return SimpleNamespace(__ray_ready__=SimpleNamespace(remote=lambda: name))
+            ready = SimpleNamespace(remote=lambda: name)
+            return SimpleNamespace(__ray_ready__=ready, _actor_id=SimpleNamespace(hex=lambda: name))
 
         return {name: handle(name) for name in self.state}
 
@@ -53,7 +63,8 @@ class Actors:
 @pytest.fixture
 def actors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Actors]:
     handler = signal.getsignal(signal.SIGUSR2)
-    yield Actors(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as gcs:  # nobody accepts what asks whether it is there
+        yield Actors(monkeypatch, gcs.getsockname()[1])
     signal.signal(signal.SIGUSR2, handler)
 
 
@@ -132,18 +143,21 @@ def test_what_c_code_makes_of_a_loss_is_told_as_the_loss(actors: Actors, is_lost
 
 
 def test_a_driver_that_does_not_get_away_is_ended(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
-    statuses: list[int] = []
     monkeypatch.setattr(liveness, "SECONDS_TO_STOP", 0.05)
-    monkeypatch.setattr(liveness.os, "_exit", statuses.append)
     actors.state["training worker 0"] = "dead"
-    watch = liveness.Watch(actors.handles)
-    with pytest.raises(ProcessLost):
-        wait_behind(watch.start)
-    deadline = time.monotonic() + 30
-    while not statuses and time.monotonic() < deadline:  # stands for a close that waits for the dead
-        time.sleep(0.01)
-    watch.stopped.set()
-    assert statuses == [1]
+
+    def drive() -> None:
+        try:
+            with pytest.raises(ProcessLost):
+                wait_behind(liveness.Watch(actors.handles).start)
+            time.sleep(60)  # stands for a close that waits for the dead
+        finally:
+            os._exit(99)
+
+    driver = multiprocessing.get_context("fork").Process(target=drive)
+    driver.start()
+    driver.join()
+    assert driver.exitcode == 1
 
 
 def test_a_run_that_is_over_is_not_interrupted(actors: Actors) -> None:
@@ -154,17 +168,19 @@ def test_a_run_that_is_over_is_not_interrupted(actors: Actors) -> None:
     time.sleep(0.1)
 
 
-def test_endless_phase_ends_the_run_and_names_the_culprit(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_phase_ends_the_run_and_names_the_culprit(
+    actors: Actors, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(guard.FOLDER_VARIABLE, str(tmp_path))  # of a run without other processes on this node
     monkeypatch.setattr("convrec.runs.phases.FIRST_TIMES", 1000)  # for the time before the phase
     phases = Phases(0.05)
     with phases.phase("gen"):
         pass  # its median is next to nothing
-    monkeypatch.setattr(liveness, "describe_hang", lambda silent: f"no answer from {', '.join(silent)}")
     watch = liveness.Watch(actors.handles, phases)
     watch.start()
     try:
         with (
-            pytest.raises(NoProgress, match=r"in phase gen .*: no answer from training worker 0"),
+            pytest.raises(NoProgress, match=r"in phase gen .*: no answer from training worker 0; the log has"),
             phases.phase("gen"),
         ):
             time.sleep(30)
@@ -192,11 +208,10 @@ def test_lost_gcs_server_is_named_but_a_restarted_one_is_not(monkeypatch: pytest
 
 
 def test_a_lost_node_is_named_with_what_it_held(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
+    actors.state |= {"training worker 1": "busy", "vLLM server 1.0": "busy"}
+    actors.nodes |= {"training worker 1": "bbbbbbbbbb", "vLLM server 1.0": "bbbbbbbbbb"}
     watch = liveness.Watch(actors.handles)
-    watch.nodes.actors_by_node = {
-        "aaaaaaaaaa": ["training worker 0"],
-        "bbbbbbbbbb": ["training worker 1", "vLLM server 1.0"],
-    }
+    watch.nodes.locate_actors(actors.handles())
     alive = {"NodeManagerHostname": "n2", "NodeManagerAddress": "10.0.0.2"}
     monkeypatch.setattr(
         ray,
