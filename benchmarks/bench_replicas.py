@@ -86,8 +86,10 @@ def with_ours(replicas: int, model: str, prompts: list[Any]) -> list[str]:
     from convrec.inference.engines.placement import Placement
     from convrec.inference.generate import generate
 
-    limits = {"max_tokens": RESPONSE, "max_prompt_tokens": PROMPT}
-    answers = generate(model, prompts, placement=Placement(replicas), progress=False, **limits)
+    placement = Placement(replicas)
+    answers = generate(
+        model, prompts, max_tokens=RESPONSE, max_prompt_tokens=PROMPT, placement=placement, progress=False
+    )
     return [answer["text"] for answer in answers]
 
 

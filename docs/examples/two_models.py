@@ -50,7 +50,8 @@ def outcome(files: Iterable[Path]) -> dict[str, tuple[int, int]]:
 if __name__ == "__main__":
     if sys.argv[1:]:
         with httpx.Client(base_url="http://127.0.0.1:8000", timeout=60) as client:
-            print(json.dumps(recommend(client, *sys.argv[1:]), indent=2))
+            user, said = sys.argv[1:]
+            print(json.dumps(recommend(client, user, said), indent=2))
     else:
         for name, (shown, clicked) in outcome(sorted(STATE.glob("feedback-*.jsonl"))).items():
             print(f"{name}: {clicked} of {shown} lists clicked, {clicked / shown:.1%}")
