@@ -128,7 +128,7 @@ def write_report(out: Path, evaluations: dict[str, Path]) -> str:
 def test_the_report_has_the_gain_of_each_training(evaluations: dict[str, Path], tmp_path: Path) -> None:
     html = write_report(tmp_path / "report.html", evaluations)
     assert re.findall(r"<figure><h3>(.*?)</h3>", html) == ["sft minus zero_shot", "rl minus sft"]
-    cells = re.findall(r"<th scope=\"row\">NDCG@1</th><td>(\S+) <span class=\"se\">±&#8239;(\S+?)</span>", html)
+    cells = re.findall(r"<th scope=\"row\">NDCG@1</th><td>([+-]\S+) <span class=\"se\">±&#8239;(\S+?)</span>", html)
     assert [float(mean) for mean, _ in cells] == [0.5, 0.25]
     # sft minus zero_shot: 1, 1, 0, 0; variance 1/4. rl minus sft: 0, -1, 1, 1; variance 3/4 - 1/16. Both over 4 rows
     assert [float(error) for _, error in cells] == pytest.approx([0.25, math.sqrt(11) / 8], rel=0.05)
