@@ -264,7 +264,7 @@ def collect_gains(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
     Returns:
         Name -> the gain: metric -> {"mean", "se", ...}, "n", and "minus", the name of the reference.
     """
-    gains = {}
+    gains: dict[str, dict[str, Any]] = {}
     for name, evaluation in metrics.items():
         if "paired" in evaluation:
             pair = dict(evaluation["paired"])
