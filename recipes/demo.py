@@ -12,6 +12,8 @@ OUT/summary.json:
                        standard errors by bootstrap, up to the length of the lists; zero_shot: the pretrained model
                        before training; fused: the lists of Rank-GRPO fused with those of the retrieval
     gain               rank_grpo minus sft, paired by row: {"recall@20" | "ndcg@20" | ...: {"mean", "se"}, "n"}
+    gains              the same for each pair, with the name of the reference: {"sft": {"minus": "zero_shot", ...},
+                       "rank_grpo": {"minus": "sft", ...}, "fused": {"minus": "retrieval", ...}}
     seconds            {phase: seconds}, summed over the starts of an interrupted demo
     versions           {package: version} and "python"
     settings           variables of each training
@@ -92,6 +94,7 @@ class DemoRun:
         self.data = out / "data"
         self.model = out / "model"
         self.retrieval = out / "retrieval"
+        self.zero_shot = out / "evaluation" / "zero_shot"  # of the pretrained demo alone
         self.sft, self.rl, self.evaluation = read_runs(demo, out)
         self.usage = DemoSeconds(out)
 
@@ -114,7 +117,7 @@ class DemoRun:
             sft_metrics = executor.submit(self.prepare_during_training)
             self.train_rank_grpo()
             with self.usage.phase("evaluation", "greedy lists and retrieval for the test split"):
-                metrics["sft"] = sft_metrics.result() or self.evaluate(self.sft)
+                metrics["sft"] = sft_metrics.result() or self.evaluate(self.sft, against=str(self.zero_shot))
                 metrics["rank_grpo"] = self.evaluate_fused()
         with self.usage.phase("report", "tables, curves, conversations"):
             report = self.write_report()
@@ -145,8 +148,7 @@ class DemoRun:
     def evaluate_start(self) -> dict[str, Any]:
         """Return the metrics of the pretrained model before training."""
         with self.usage.phase("zero_shot", "greedy lists of the pretrained model for the test split"):
-            folder = self.out / "evaluation" / "zero_shot"
-            return evaluate(EvaluationOptions(model=str(self.model), out=str(folder), **self.evaluation))
+            return evaluate(EvaluationOptions(model=str(self.model), out=str(self.zero_shot), **self.evaluation))
 
     def train_sft(self) -> None:
         """Train by SFT."""
@@ -175,7 +177,7 @@ class DemoRun:
         """Fit the retrieval and evaluate SFT while Rank-GRPO starts, which leaves a core idle.
 
         Returns:
-            SFT's metrics; None if an evaluation would take long enough to slow down the training.
+            SFT's metrics; None for the pretrained demo, whose evaluations would slow down the training.
         """
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # for this thread and the engine that it starts
         if not self.retrieval.exists():
@@ -218,12 +220,13 @@ class DemoRun:
             The path of summary.json.
         """
         results = collect_results(metrics)
-        gain = {key: value for key, value in metrics["rank_grpo"]["paired"].items() if key != "against"}
+        gains = collect_gains(metrics)
         ks = self.evaluation["ks"]
         columns = (*(f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks), "catalog_hit_ratio", "n")
         summary = {
             "models": {name: {key: result[key] for key in columns} for name, result in results.items()},
-            "gain": gain,
+            "gain": {key: value for key, value in gains["rank_grpo"].items() if key != "minus"},
+            "gains": gains,
             "seconds": self.usage.seconds,
             "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
             "settings": {run.name: run.variables for run in (self.sft, self.rl)},
@@ -231,8 +234,7 @@ class DemoRun:
         }
         write_json(self.out / "summary.json", summary)
         say("\n" + format_table([make_table_row(name, result, ks) for name, result in results.items()]))
-        for name in (f"recall@{ks[-1]}", f"ndcg@{ks[-1]}"):
-            say(f"rank_grpo minus sft, {name}: {format_gain(gain[name])}, paired by row")
+        say(f"\npaired by row:\n{format_gains(gains, ks[-1])}")
         say(f"{sum(self.usage.seconds.values()) / 60:.1f} minutes\nreport: {report}\nsummary:")
         return self.out / "summary.json"
 
@@ -251,6 +253,38 @@ def collect_results(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     results = {name: rank_grpo[name] for name in ("popularity", "retrieval")}
     results |= {name: result["model"] for name, result in by_model.items()}
     return results | {"fused": rank_grpo["fused"]}
+
+
+def collect_gains(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Collect the paired gain of each model over the one that it was trained from, and of fused lists over retrieval.
+
+    Args:
+        metrics: as for `DemoRun.summarize`.
+
+    Returns:
+        Name -> the gain: metric -> {"mean", "se", ...}, "n", and "minus", the name of the reference.
+    """
+    gains: dict[str, dict[str, Any]] = {}
+    for name, evaluation in metrics.items():
+        if "paired" in evaluation:
+            pair = dict(evaluation["paired"])
+            gains[name] = {"minus": Path(pair.pop("against")).name} | pair
+    return gains | {"fused": {"minus": "retrieval"} | metrics["rank_grpo"]["fused"]["paired"]}
+
+
+def format_gains(gains: Mapping[str, Mapping[str, Any]], k: int) -> str:
+    """Format the table of `collect_gains`, a line per pair.
+
+    Args:
+        gains: at least one.
+        k: cut-off of the metrics.
+    """
+    metrics = {f"Recall@{k}": f"recall@{k}", f"NDCG@{k}": f"ndcg@{k}"}
+    table = [
+        {"model": f"{name} minus {gain['minus']}"} | {title: format_gain(gain[key]) for title, key in metrics.items()}
+        for name, gain in gains.items()
+    ]
+    return format_table(table, line_a_model=True)
 
 
 def describe_serving(out: Path) -> str:

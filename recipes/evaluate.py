@@ -22,11 +22,11 @@ from convrec.report.page import (
     make_beyond_accuracy_row,
     make_table_row,
 )
-from recipes.evaluation.baselines import API
+from recipes.evaluation.baselines import API, RETRIEVAL
 from recipes.evaluation.checks import refuse_to_replace
 from recipes.evaluation.constrained import VIOLATIONS
 from recipes.evaluation.options import EvaluateOptions, is_for_judges
-from recipes.evaluation.scoring import OF_MODEL
+from recipes.evaluation.scoring import FUSED, OF_MODEL
 from recipes.evaluation.single import evaluate
 from recipes.evaluation.slices import SLICES, make_slices_table
 from recipes.evaluation.sweep import sweep_run
@@ -52,11 +52,12 @@ def format_metrics(metrics: Mapping[str, Any], slices: Sequence[str] = ()) -> st
         lines += _format_gains(f"constrained minus free lists, {pair['n']} rows paired:", pair, ks)
     if pair := metrics.get("paired"):
         lines += _format_gains(f"the model minus {pair['against']}, {pair['n']} rows paired:", pair, ks)
-    for name, pair in metrics.get("minus", {}).items():
-        metric = f"ndcg@{max(ks)}"
-        lines.append(
-            f"the model minus {name}, {metric}: {format_gain(pair[metric])}  p {format_number(pair[metric]['p'])}"
-        )
+    pairs = {f"the model minus {name}": pair for name, pair in metrics.get("minus", {}).items()}
+    if fused := metrics.get(FUSED):
+        pairs[f"{FUSED} minus {RETRIEVAL}"] = fused["paired"]
+    metric = f"ndcg@{max(ks)}"
+    for title, pair in pairs.items():
+        lines.append(f"{title}, {metric}: {format_gain(pair[metric])}  p {format_number(pair[metric]['p'])}")
     lines += _format_slices(metrics, slices)
     if metrics["settings"]["model"] is not None:
         lines.append(_format_generation(metrics["generation"]))

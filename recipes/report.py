@@ -1,7 +1,8 @@
 """Write an HTML report about one or more runs: gains, test metrics, curves, lists with their hits, settings.
 
 Test metrics and lists come from sweeps: for one run those of its initial model and newest checkpoint, for several runs
-those of their newest checkpoints; `--evaluations` names other evaluations instead.
+those of their newest checkpoints; `--evaluations` names other evaluations instead. Each model is compared with the one
+that its run started from; if that one is not in the report, with the first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,9 @@ from convrec.report.page import (
 )
 from convrec.report.run_summary import build_settings, collect_facts
 from convrec.runs.folder import read_config
+from recipes.evaluation.baselines import RETRIEVAL
 from recipes.evaluation.examples import choose_examples
+from recipes.evaluation.references import choose_references
 from recipes.evaluation.scoring import FUSED, OF_MODEL, get_comparable_settings, load_metrics, load_rows
 from recipes.evaluation.slices import format_metric
 from recipes.launch.recipe import RECIPES
@@ -44,37 +47,73 @@ _CAPTION = (
 Evaluations = Mapping[str, dict[str, Any]]  # name -> metrics.json
 
 
-def make_gain_tables(evaluations: Mapping[str, Path], ks: Sequence[int], seed: int) -> list[GainTable]:
-    """Make a table of gains over the first evaluation for each other one.
+def make_gain_tables(
+    evaluations: Mapping[str, Path], references: Mapping[str, str], ks: Sequence[int], seed: int
+) -> dict[str, GainTable]:
+    """Make a table of each model's gains over its reference, paired by row.
 
     Args:
         evaluations: name -> OUT of `convrec evaluate`.
+        references: name -> name of the evaluation to subtract.
         ks: cut-offs of the metrics.
         seed: of the sign flips.
 
     Returns:
-        The tables, one row per metric; [] for fewer than two evaluations.
+        Name -> table, with one row per metric, in the order of `references`.
 
     Raises:
         UserError: The rows of an evaluation are gone.
     """
-    if len(evaluations) < 2:
-        return []
+    if not references:
+        return {}
     rows_of_models = {name: load_rows(folder) for name, folder in evaluations.items()}
-    reference = next(iter(evaluations))
-    rows = rows_of_models.pop(reference)
-    in_all = set(rows).intersection(*rows_of_models.values())
-    samples = [sample for sample, row in rows.items() if sample in in_all and row["num_truth"]]
-    conversations = [rows[sample]["prompt_id"] for sample in samples]
-    before = [rows[sample] for sample in samples]
-    caption = _CAPTION.format(n=len(samples), contexts=len(set(conversations)), flips=FLIPS, least=1 / (1 + FLIPS))
-    metrics = [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
-    tables = []
-    for name, model_rows in rows_of_models.items():
-        gains = paired(before, [model_rows[sample] for sample in samples], metrics, conversations, seed)
-        of_metrics = {format_metric(metric): gain for metric, gain in gains.items()}
-        tables.append(GainTable(f"{name} minus {reference}", of_metrics, caption))
+    first, *others = rows_of_models.values()
+    in_all = set(first).intersection(*others)
+    samples = [sample for sample, row in first.items() if sample in in_all and row["num_truth"]]
+    conversations = [first[sample]["prompt_id"] for sample in samples]
+    caption = _make_caption(len(samples), len(set(conversations)))
+    tables = {}
+    for name, reference in references.items():
+        before = [rows_of_models[reference][sample] for sample in samples]
+        after = [rows_of_models[name][sample] for sample in samples]
+        gains = paired(before, after, _list_metrics(ks), conversations, seed)
+        tables[name] = _make_gain_table(name, reference, gains, ks, caption)
     return tables
+
+
+def make_fused_gain_tables(evaluations: Evaluations, ks: Sequence[int]) -> dict[str, GainTable]:
+    """Make a table of the gains of each model's fused lists over those of the retrieval, which need no model.
+
+    Args:
+        evaluations: name -> metrics.json. Those without fused lists have no table.
+        ks: cut-offs of the metrics.
+
+    Returns:
+        Name of the fused lists, as in the table of the report -> table, with one row per metric.
+    """
+    tables = {}
+    for name, evaluation in evaluations.items():
+        if FUSED not in evaluation:
+            continue
+        gains = evaluation[FUSED]["paired"]
+        fused = evaluation["results"][evaluation["settings"]["protocols"][0]][FUSED]
+        caption = _make_caption(gains["n"], fused["num_contexts"])
+        tables[f"{name}, {FUSED}"] = _make_gain_table(f"{name}, {FUSED}", RETRIEVAL, gains, ks, caption)
+    return tables
+
+
+def _list_metrics(ks: Sequence[int]) -> list[str]:
+    """Return the metrics of a gain table, in its order."""
+    return [f"{metric}@{k}" for metric in ("ndcg", "recall") for k in sorted(ks, reverse=True)]
+
+
+def _make_caption(rows: int, conversations: int) -> str:
+    return _CAPTION.format(n=rows, contexts=conversations, flips=FLIPS, least=1 / (1 + FLIPS))
+
+
+def _make_gain_table(name: str, reference: str, gains: Mapping[str, Any], ks: Sequence[int], caption: str) -> GainTable:
+    of_metrics = {format_metric(metric): gains[metric] for metric in _list_metrics(ks)}
+    return GainTable(f"{name} minus {reference}", of_metrics, caption)
 
 
 def report(
@@ -156,7 +195,8 @@ def _summarise_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[
     protocol = first["protocols"][0]  # the report shows the first protocol only
     ks = first["ks"]
     results = {name: evaluation["results"][protocol] for name, evaluation in metrics.items()}
-    gains = make_gain_tables(folders, ks, first["seed"])
+    references = choose_references(settings)
+    gains = make_gain_tables(folders, references, ks, first["seed"])
     columns = _table_columns(results)
     table = [make_table_row(name, result, ks) | make_beyond_accuracy_row(result) for name, result in columns.items()]
     summary = next(iter(columns.values()))
@@ -167,13 +207,13 @@ def _summarise_lists(folders: Mapping[str, Path], metrics: Evaluations) -> dict[
     )
     closed_up = CLOSED_UP.format(protocol=protocol) if protocol in ("paper", "reference") else ""
     return {
-        "headline": _headline(gains, results, split, max(ks)),
-        "gains": gains,
+        "headline": _headline(gains, references, results, split, max(ks)),
+        "gains": [*gains.values(), *make_fused_gain_tables(metrics, ks).values()],
         "table": table,
         "about_table": [
             text for text in (" ".join([about, *explain_missing_measures(summary)]), closed_up, TABLE) if text
         ],
-        "examples": choose_examples(folders, EXAMPLES),
+        "examples": choose_examples(folders, references, EXAMPLES),
     }
 
 
@@ -213,17 +253,25 @@ def _table_columns(results: Evaluations) -> dict[str, dict[str, Any]]:
     return columns
 
 
-def _headline(gains: Sequence[GainTable], results: Evaluations, split: str, k: int) -> str:
-    """Return NDCG at the largest k: the gain between two evaluations, the value of a single one; "" for more."""
-    if len(results) > 2:
+def _headline(
+    gains: Mapping[str, GainTable], references: Mapping[str, str], results: Evaluations, split: str, k: int
+) -> str:
+    """Return NDCG at the largest k.
+
+    It is the gain of the last model if each one was started from the one before, and the value of a single model; ""
+    for several models with the same reference.
+    """
+    if not references:
+        ((name, result),) = results.items()
+        ndcg = result["model"][f"ndcg@{k}"]
+        return f"{name}, {split}: NDCG@{k} {format_number(ndcg['mean'])} ±{format_number(ndcg['se'])}"
+    last_models = [name for name in references if name not in references.values()]
+    if len(last_models) != 1:
         return ""
-    if gains:
-        gain = gains[0].gains[f"NDCG@{k}"]
-        change = f"{format_gain(gain)}, p\u00a0=\u00a0{format_number(gain['p'])}"
-        return f"{gains[0].title}, {split}: NDCG@{k} {change}"
-    ((name, result),) = results.items()
-    ndcg = result["model"][f"ndcg@{k}"]
-    return f"{name}, {split}: NDCG@{k} {format_number(ndcg['mean'])} ±{format_number(ndcg['se'])}"
+    table = gains[last_models[0]]
+    gain = table.gains[f"NDCG@{k}"]
+    change = f"{format_gain(gain)}, p\u00a0=\u00a0{format_number(gain['p'])}"
+    return f"{table.title}, {split}: NDCG@{k} {change}"
 
 
 @command(ReportOptions)

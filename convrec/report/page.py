@@ -69,10 +69,10 @@ class Example:
 
 @dataclass(frozen=True)
 class GainTable:
-    """The gains of a model over the reference that the title names.
+    """The gains of a model over its reference.
 
     Attributes:
-        title: the names of both.
+        title: the names of both, as in `Rank-GRPO minus SFT`.
         gains: metric -> "mean" of the differences per row, "se" its standard error, and "p", the two-sided p-value of
             a mean of 0.
         caption: the sentence below the table.

@@ -27,16 +27,19 @@ class _ScoredLists:
     rows: Rows
 
 
-def choose_examples(evaluations: Mapping[str, str | Path], count: int = 3) -> list[Example]:
+def choose_examples(
+    evaluations: Mapping[str, str | Path], references: Mapping[str, str], count: int = 3
+) -> list[Example]:
     """Choose conversations to show with the lists of each evaluation.
 
-    One evaluation: by NDCG at its largest k, from best to worst in even steps. Several: by the gain of the last over
-    the first, from the largest gain to the largest loss, so that losses are shown too; then the best and the worst of
-    the last, unless they are already among them.
+    Without references: by NDCG at its largest k, from best to worst in even steps. With them: by the gain of the last
+    model over its reference, from the largest gain to the largest loss, so that losses are shown too; then the best
+    and the worst of that model, unless they are already among them.
 
     Args:
         evaluations: name -> OUT folder of `convrec evaluate`, all of one split.
-        count: number of conversations; several evaluations may add two.
+        references: from `choose_references`; {} for one evaluation.
+        count: number of conversations; with references, up to two more.
 
     Raises:
         UserError: An evaluation or its rows are gone, or the split has changed.
@@ -48,7 +51,7 @@ def choose_examples(evaluations: Mapping[str, str | Path], count: int = 3) -> li
     last = list(scored.values())[-1]
     split = _read_split(last)
     matcher = make_matcher(load_catalog(last.settings["catalog"]), ListSettings.of(last.settings))
-    labels = _label_samples(scored, split, count)
+    labels = _label_samples(scored, references, split, count)
     return [_make_example(split[sample], label, scored, matcher) for sample, label in labels.items()]
 
 
@@ -69,26 +72,28 @@ def _read_split(evaluation: _ScoredLists) -> Rows:
     return split
 
 
-def _label_samples(scored: Mapping[str, _ScoredLists], split: Rows, count: int) -> dict[str, str]:
+def _label_samples(
+    scored: Mapping[str, _ScoredLists], references: Mapping[str, str], split: Rows, count: int
+) -> dict[str, str]:
     """Choose sample ids in display order, each with the reason why it is an example."""
-    first, *_ = scored.values()
-    name, last = list(scored.items())[-1]
-    metric = f"ndcg@{max(last.settings['ks'])}"
+    name = [*(references or scored)][-1]
+    model = scored[name]
+    metric = f"ndcg@{max(model.settings['ks'])}"
     title = metric.replace("ndcg", "NDCG")
     everywhere = [
         sample
-        for sample in last.rows
+        for sample in model.rows
         if split[sample][TRUTH] and all(sample in evaluation.rows for evaluation in scored.values())
     ]
-    values = {sample: last.rows[sample][metric] for sample in everywhere}
-    if len(scored) == 1:
+    values = {sample: model.rows[sample][metric] for sample in everywhere}
+    if not references:
         return _choose(values, split, count, ("the best", "the worst"), f"{title} {{:.2f}}")
-    gains = {
-        sample: value - first.rows[sample][metric]
-        for sample, value in values.items()
-        if max(value, first.rows[sample][metric]) > 0
-    }
-    labels = _choose(gains, split, count, ("the largest gain", "the largest loss"), f"{title} {{:+.2f}}")
+    before = {sample: scored[references[name]].rows[sample][metric] for sample in everywhere}
+    gains = {sample: value - before[sample] for sample, value in values.items() if max(value, before[sample]) > 0}
+    pair = f"of {name} over {references[name]}"
+    labels = _choose(
+        gains, split, count, (f"the largest gain {pair}", f"the largest loss {pair}"), f"{title} {{:+.2f}}"
+    )
     ends = (f"the best of {name}", f"the worst of {name}")
     for sample, label in _choose(values, split, 2, ends, f"{title} {{:.2f}}").items():
         labels[sample] = f"{labels[sample]}; {label}" if sample in labels else label

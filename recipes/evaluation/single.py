@@ -58,8 +58,9 @@ def answer_and_score(evaluation: Evaluation) -> dict[str, Any]:
         protocol and free lists: "paired" is this model minus that of `against`, "minus" this model minus each
         baseline, "slices" compute_slice_results. With `constrained`, the model also writes a constrained list per
         prompt: their summary is in "results", and "constrained" has the counts of their check and their paired gain
-        over free lists. "damaged" counts the rows left out of data and train; damaged.jsonl names them. The other
-        sections are "settings", "generation" and "warnings". If a user answers, the lists are those at the end of the
+        over free lists. With `retrieval`, "fused" has the paired gain of the fused lists over those of the retrieval.
+        "damaged" counts the rows left out of data and train; damaged.jsonl names them. The other sections are
+        "settings", "generation" and "warnings". If a user answers, the lists are those at the end of the
         conversations, and the baselines dialogues.ASKING_POLICIES.
     """
     model = ModelAnswers(evaluation)
@@ -244,6 +245,8 @@ def compute_metrics(evaluation: Evaluation, scored: ScoredByProtocol, fusion: Fu
         metrics["minus"] = {
             name: compute_paired_differences(first[name], first["model"], split, settings) for name in baselines
         }
+    if FUSED in first:
+        metrics[FUSED] = {"paired": compute_paired_differences(first[RETRIEVAL], first[FUSED], split, settings)}
     if "constrained" in first:
         metrics["constrained"] = {
             "paired": compute_paired_differences(first["model"], first["constrained"], split, settings)

@@ -41,7 +41,8 @@ class ReportOptions:
     """Write an HTML report about one or more runs: gains, test metrics, curves, lists with their hits, settings.
 
     Test metrics and lists come from sweeps: for one run those of its initial model and newest checkpoint, for several
-    runs those of their newest checkpoints. --evaluations names other evaluations instead.
+    runs those of their newest checkpoints. --evaluations names other evaluations instead. Each model is compared with
+    the one that its run started from; if that one is not in the report, with the first.
 
     convrec report outputs/demo/rank_grpo --out outputs/report.html
     """

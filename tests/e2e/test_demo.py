@@ -41,10 +41,17 @@ def test_summary_has_its_schema_and_the_path_is_the_last_line(demo):
                 assert 0 <= value["mean"] <= 1
                 assert 0 <= value["se"] < 0.1
         assert 0 <= model["catalog_hit_ratio"] <= 1
+    assert {name: gain.pop("minus") for name, gain in summary["gains"].items()} == {
+        "rank_grpo": "sft",
+        "fused": "retrieval",
+    }
+    assert summary["gains"]["rank_grpo"] == summary["gain"]
     assert set(summary["seconds"]) >= {"data", "model", "sft", "rank_grpo", "evaluation", "report"}
     assert summary["versions"]["verl"] == "0.9.1"
     report = (demo.out / "report.html").read_text()
     assert summary["report"] == str(demo.out / "report.html")
+    for title in ("Rank-GRPO minus SFT", "Rank-GRPO, fused minus retrieval"):
+        assert f"<h3>{title}</h3>" in report
     assert "http://" not in report.replace("http://www.w3.org", "")  # readable without a network
 
 

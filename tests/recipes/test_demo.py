@@ -7,7 +7,7 @@ import pytest
 
 from convrec.base.files import write_json
 from convrec.base.options import parse
-from recipes.demo import check_machine, choose_demo, collect_results, describe_serving
+from recipes.demo import check_machine, choose_demo, collect_gains, collect_results, describe_serving, format_gains
 from recipes.demos.sizes import PRETRAINED, TINY
 from recipes.options.demo import SMOLLM2, DemoOptions
 from tests.user_errors import refuses
@@ -77,3 +77,28 @@ def test_the_table_goes_from_no_model_to_all_together() -> None:
         ("rank_grpo", "m"),
         ("fused", "f"),
     ]
+
+
+def test_gains_are_over_the_model_before_and_over_retrieval() -> None:
+    def pair(recall: float, ndcg: float) -> dict[str, dict[str, float]]:
+        return {"recall@10": {"mean": recall, "se": 0.02}, "ndcg@10": {"mean": ndcg, "se": 0.01}}
+
+    evaluations: dict[str, dict] = {
+        "zero_shot": {},
+        "sft": {"paired": pair(0.2, 0.1) | {"against": "demo/evaluation/zero_shot"}},
+        "rank_grpo": {"paired": pair(0.04, 0.03) | {"against": "demo/evaluation/sft"}},
+    }
+    evaluations["rank_grpo"]["fused"] = {"paired": pair(-0.01, 0.005)}
+    gains = collect_gains(evaluations)
+    assert gains == {
+        "sft": {"minus": "zero_shot"} | pair(0.2, 0.1),
+        "rank_grpo": {"minus": "sft"} | pair(0.04, 0.03),
+        "fused": {"minus": "retrieval"} | pair(-0.01, 0.005),
+    }
+    assert format_gains(gains, 10).splitlines() == [
+        "                             Recall@10          NDCG@10",
+        "sft minus zero_shot    +0.2000 ±0.0200  +0.1000 ±0.0100",
+        "rank_grpo minus sft    +0.0400 ±0.0200  +0.0300 ±0.0100",
+        "fused minus retrieval  -0.0100 ±0.0200  +0.0050 ±0.0100",
+    ]
+    assert list(collect_gains({"sft": {}, "rank_grpo": evaluations["rank_grpo"]})) == ["rank_grpo", "fused"]

@@ -149,6 +149,9 @@ def test_fusion_weight_is_chosen_on_validation_and_evaluated(
     assert results["model"]["ndcg@3"]["mean"] == pytest.approx(1 / 3)
     gain = results["model"]["ndcg@3"]["mean"] - results["fused"]["ndcg@3"]["mean"]
     assert metrics["minus"]["fused"]["ndcg@3"]["mean"] == pytest.approx(gain)
+    over_retrieval = results["fused"]["ndcg@3"]["mean"] - results["retrieval"]["ndcg@3"]["mean"]
+    assert metrics["fused"]["paired"]["ndcg@3"]["mean"] == pytest.approx(over_retrieval)
+    assert f"fused minus retrieval, ndcg@3: +{over_retrieval:.4f} ±" in capsys.readouterr().out
     assert metrics["settings"]["retrieval"] == str(folder)
     assert metrics["settings"]["fusion"] == chosen
     # without a model the folder's lists are scored alone, and no training rows are needed

@@ -87,7 +87,7 @@ def test_a_model_that_asks_is_measured_by_its_last_list(
         wording.format(labels=label).capitalize() for wording in LABEL_WORDINGS[1::2] for label in ("crime", "1990s")
     }
     assert {text.capitalize() for text in answers} <= wordings
-    shown = {example.conversation for example in choose_examples({"model": tmp_path / "out"}, 4)}
+    shown = {example.conversation for example in choose_examples({"model": tmp_path / "out"}, {}, 4)}
     assert any("SYSTEM: Which genre?\nUSER: " in conversation for conversation in shown)
     printed = {line.split("  ")[0]: line.split() for line in command.format_metrics(metrics).splitlines()}
     assert "0.7500" in printed["questions"]

@@ -163,7 +163,10 @@ def test_a_runs_checkpoint_is_asked_and_scored_as_it_was_trained(
     assert metrics["settings"]["ks"] == [2]
     assert (model["recall@2"]["mean"], model["list_length_errors"]) == (pytest.approx(2 / 3), 0)  # Heat is b's and c's
     # it is shown split at that delimiter, too
-    assert [line.marks for line in choose_examples({"run": tmp_path / "out"})[0].lists["run"]] == [("miss",), ("hit",)]
+    assert [line.marks for line in choose_examples({"run": tmp_path / "out"}, {})[0].lists["run"]] == [
+        ("miss",),
+        ("hit",),
+    ]
 
     for place in (folder / "global_step_4", folder / "global_step_4" / "actor" / "huggingface"):
         assert run(files, tmp_path / "out", **(unsaid | {"model": place}))["settings"]["delimiter"] == "|"
@@ -257,15 +260,16 @@ def test_paired_comparison_is_by_row(files: Files, asked: Asked, lists: dict[str
     assert "rows paired" in command.format_metrics(metrics)
 
     evaluations = {"sft": tmp_path / "before", "rank_grpo": tmp_path / "after"}
-    chosen = choose_examples(evaluations)
+    references = {"rank_grpo": "sft"}
+    chosen = choose_examples(evaluations, references)
     # NDCG@3 before -> after: b 0.5 -> 1, c 1 -> 1, a 1 -> 0.5
     assert [example.label for example in chosen] == [
-        "the largest gain (NDCG@3 +0.50); the best of rank_grpo (NDCG@3 1.00)",
+        "the largest gain of rank_grpo over sft (NDCG@3 +0.50); the best of rank_grpo (NDCG@3 1.00)",
         "in between (NDCG@3 +0.00)",
-        "the largest loss (NDCG@3 -0.50); the worst of rank_grpo (NDCG@3 0.50)",
+        "the largest loss of rank_grpo over sft (NDCG@3 -0.50); the worst of rank_grpo (NDCG@3 0.50)",
     ]
-    only_gain = [example.label.split(" (")[0] for example in choose_examples(evaluations, count=1)]
-    assert only_gain == ["the largest gain", "the worst of rank_grpo"]
+    only_gain = [example.label.split(" (")[0] for example in choose_examples(evaluations, references, count=1)]
+    assert only_gain == ["the largest gain of rank_grpo over sft", "the worst of rank_grpo"]
     assert chosen[0].lists["rank_grpo"][0].marks == ("hit",)
     assert chosen[0].conversation == "USER: space\n"
 

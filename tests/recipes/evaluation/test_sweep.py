@@ -100,7 +100,7 @@ def test_sweep_writes_a_row_per_step_and_report_shows_both_ends(
         "popularity",
         "KL to the initial model",
         "NDCG@2 on test",
-        "the largest gain",
+        "the largest gain of rank_grpo (step 4) over rank_grpo (step 0)",
         "catalog coverage",
         "Catalog coverage on test, by checkpoint",
         "Protocol paper removes seen items",
