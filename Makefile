@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo demo-pretrained serve test test-unit test-contract test-nightly test-long test-faults test-slow test-next mutation mutation tutorials docs reference screenshots test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour clean
+.PHONY: help setup demo demo-pretrained serve test test-unit test-contract test-nightly test-long test-faults test-slow test-next mutation mutation tutorials docs reference screenshots test-gpu-pins lint format resolve pytest wheel image lock bench profile chaos gpu-hour clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -127,6 +127,12 @@ bench: setup ## every benchmark, into outputs/bench/NAME.json, after `make demo`
 ifdef SMOLLM2
 	$(call run_bench,engine,--model $(SMOLLM2) --rows 3 --shortest 200 --longest 400 --completion 100 --ways engine plain)
 	$(call run_bench,memory,--model $(SMOLLM2) --data outputs/demo/data)
+endif
+
+profile: setup ## where the seconds of a step go, process by process: outputs/profile/step.svg, after `make demo`; SMOLLM2=FOLDER: also of that model
+	@$(PY) benchmarks/profile_step.py --demo outputs/demo
+ifdef SMOLLM2
+	@$(PY) benchmarks/profile_step.py --demo outputs/demo --model $(SMOLLM2) --steps 5 --batch 4 --rollouts 4 --out outputs/profile/smollm2
 endif
 
 chaos: setup ## a run of the demo's model with a fault in every start, MINUTES=30 of them, against an undisturbed one

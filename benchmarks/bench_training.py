@@ -95,27 +95,7 @@ class Watcher(threading.Thread):
 
 def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One run: seconds to each milestone and to the first rollout, medians of the parts of a step, peak memory."""
-    data = options.demo / "data"
-    environment = {
-        **os.environ,
-        "PYTHON": sys.executable,
-        "TRAIN_FILE": str(data / "train.parquet"),
-        "VAL_FILE": str(data / "validation.parquet"),
-        "CATALOG_FILE": str(data / "catalog.parquet"),
-        "MODEL_PATH": str(options.model or options.demo / "sft"),
-        "SAVE_PATH": str(folder / kind),
-        "TRAIN_BATCH_SIZE": str(options.batch),
-        "ROLLOUT_N": str(options.rollouts),
-        "MAX_PROMPT_LENGTH": "256",
-        "MAX_RESPONSE_LENGTH": str(options.response),
-        "TOTAL_STEPS": str(options.steps),
-        "SAVE_FREQ": str(options.steps + 1),
-        "TEST_FREQ": str(options.steps + 1),
-        "LR": "2e-4",
-        "KL_LOSS_COEF": "0.001",
-        "LOGGER": "console,file",
-        "ALGORITHM": "rank_grpo" if kind == "ours" else "grpo",
-    }
+    environment = make_environment(options, folder / kind, "rank_grpo" if kind == "ours" else "grpo")
     command = make_command(kind, options, environment)
     start = time.time()
     with open(folder / f"{kind}.log", "wb") as log:
@@ -152,6 +132,37 @@ def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any
     }
 
 
+def make_environment(options: argparse.Namespace, run_folder: Path, algorithm: str) -> dict[str, str]:
+    """Return the variables of a run: those of this process, the data and sizes of the options.
+
+    Args:
+        options: demo, model, batch, rollouts, response and steps.
+        run_folder: its SAVE_PATH.
+        algorithm: its ALGORITHM.
+    """
+    data = options.demo / "data"
+    return {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "TRAIN_FILE": str(data / "train.parquet"),
+        "VAL_FILE": str(data / "validation.parquet"),
+        "CATALOG_FILE": str(data / "catalog.parquet"),
+        "MODEL_PATH": str(options.model or options.demo / "sft"),
+        "SAVE_PATH": str(run_folder),
+        "TRAIN_BATCH_SIZE": str(options.batch),
+        "ROLLOUT_N": str(options.rollouts),
+        "MAX_PROMPT_LENGTH": "256",
+        "MAX_RESPONSE_LENGTH": str(options.response),
+        "TOTAL_STEPS": str(options.steps),
+        "SAVE_FREQ": str(options.steps + 1),
+        "TEST_FREQ": str(options.steps + 1),
+        "LR": "2e-4",
+        "KL_LOSS_COEF": "0.001",
+        "LOGGER": "console,file",
+        "ALGORITHM": algorithm,
+    }
+
+
 def make_command(kind: str, options: argparse.Namespace, environment: dict[str, str]) -> list[str]:
     """Return the command of a run, and add to its environment what only this kind needs."""
     benchmarks = ROOT / "benchmarks"
@@ -178,14 +189,19 @@ def estimate_of(run: Path) -> int:
     return estimate.host_bytes(memory.host_workload(this_run))
 
 
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `make_environment` reads."""
+    parser.add_argument("--demo", type=Path, required=True, help="folder that `make demo` has left")
+    parser.add_argument("--model", type=Path, help="model to train (default: the demo's SFT model)")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=16, help="prompts per step (default 16)")
+    parser.add_argument("--rollouts", type=int, default=8, help="responses per prompt (default 8)")
+    parser.add_argument("--response", type=int, default=100, help="tokens of a response at most (default 100)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--demo", type=Path, required=True)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--rollouts", type=int, default=8)
-    parser.add_argument("--response", type=int, default=100)
+    add_run_options(parser)
     parser.add_argument("--runs", nargs="+", default=["ours", "stock"], choices=RUNS)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--trl", type=Path)
