@@ -93,9 +93,16 @@ class CpuReader:
             driver: its process id.
         """
         return [
-            CpuCurve(name_process(self.command_lines[pid], pid == driver), *zip(*readings, strict=True))
+            make_curve(name_process(self.command_lines[pid], pid == driver), readings)
             for pid, readings in self.readings.items()
         ]
+
+
+def make_curve(name: str, readings: Sequence[tuple[float, float]]) -> CpuCurve:
+    """Return the curve of (time, CPU seconds) pairs."""
+    times_S = [time for time, _ in readings]
+    seconds_S = [seconds for _, seconds in readings]
+    return CpuCurve(name=name, times_S=times_S, seconds_S=seconds_S)
 
 
 def read_process_seconds(pid: int) -> float | None:
@@ -208,7 +215,7 @@ def describe_step(reader: CpuReader, rows: Sequence[dict[str, Any]]) -> dict[str
                 "busy_cores": np.round(busy_cores, 3).tolist(),
             }
         )
-    machine = CpuCurve("machine", *zip(*reader.machine, strict=True))
+    machine = make_curve("machine", reader.machine)
     return {
         "steps": len(steps),
         "seconds": round(statistics.median(lengths), 3),

@@ -27,7 +27,7 @@ IDLE = "#eef1f5"
 OTHERS = "#b9c1cc"
 COLOURS = {
     "generation, reward": LINES[0],
-    "old log-probs": LINES[4],
+    "old log-probs": LINES[3],
     "reference": LINES[3],
     "credit": LINES[4],
     "update": LINES[1],
@@ -68,7 +68,7 @@ def draw(report_file: Path, picture: Path, note: str = "") -> None:
         bottom += 1 + GAP
         draw_bands(axis, step, bottom)
         style_axis(axis, step, bottom + 0.5)
-        axis.set_xlabel(describe(report) + (f"; {note}" if note else ""), loc="left")
+        axis.set_xlabel(describe(report, note), loc="left")
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     begin, end = text.getvalue().split("<defs>", maxsplit=1)
@@ -76,13 +76,14 @@ def draw(report_file: Path, picture: Path, note: str = "") -> None:
         partial.write_text(f"{begin}{DARK}\n <defs>{end}", encoding="utf-8")
 
 
-def describe(report: Mapping[str, Any]) -> str:
-    """Return a line with the sizes of the step and the machine."""
+def describe(report: Mapping[str, Any], note: str) -> str:
+    """Return what the picture shows, in two lines."""
     step = report["step"]
     machine = report["machine"]
+    sizes = f"{report['model']}, {report['batch']} prompts x {report['rollouts']} responses, {machine['processor']}"
     return (
-        f"seconds of a step, mean of {step['steps']}: {report['model']}, {report['batch']} prompts x "
-        f"{report['rollouts']} responses; {machine['cores']} cores, {machine['processor']}"
+        f"Seconds of a step, mean of {step['steps']} steps. A full row is {machine['cores']} busy cores; pale is idle. "
+        f"Right: CPU seconds of a step.\n{sizes}" + (f", {note}" if note else "")
     )
 
 
@@ -118,6 +119,8 @@ def draw_area(axis: Axes, top: float, step: Mapping[str, Any], shares: np.ndarra
     axis.fill_between([0, edges_E[-1]], bottom, top, color=IDLE, lw=0, zorder=1)
     for band in step["phases"]:
         first, last = np.searchsorted(edges_E, [band["begin"], band["end"]])
+        if first == last:  # a band shorter than the report's digits
+            continue
         axis.stairs(
             bottom - np.minimum(shares[first:last], 1),
             edges_E[first : last + 1],
