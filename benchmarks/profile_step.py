@@ -1,4 +1,4 @@
-"""Draw where the seconds of a Rank-GRPO step go, process by process, and list the operators of its two longest passes.
+"""Draw where the seconds of a Rank-GRPO step go, process by process, and list the operators of its passes.
 
 python benchmarks/profile_step.py --demo outputs/demo [--out outputs/profile] [--model FOLDER] [--steps 12]
     [--batch 16] [--rollouts 8] [--response 100]
@@ -11,7 +11,9 @@ meanwhile; the picture shows what other programs took.
 - One more step is recorded by torch.profiler, through verl's settings: step.json has the ten operators with the most
   time of their own in the update and in the reference's pass. This step is slower, and not in the picture.
 
-What a GPU does is not seen. To draw step.json again: python benchmarks/step_figure.py FILE.json FILE.svg
+What a GPU does is not seen, nor which Python function is busy: for that, install py-spy (`pip install --target FOLDER
+py-spy`) and call `FOLDER/bin/py-spy record --pid PID` while the run trains.
+To draw step.json again: python benchmarks/step_figure.py FILE.json FILE.svg
 """
 
 import argparse
@@ -140,12 +142,12 @@ def train(options: argparse.Namespace, folder: Path) -> tuple[CpuReader, list[di
         The readings from the end of the first phase on, and the phases that `timed_phases.py` has logged.
     """
     phases_file = folder / "phases.jsonl"
-    options.steps += 1
+    total_steps = options.steps + 1
     environment = make_environment(options, folder / "run", "rank_grpo")
-    # torch.profiler's step would also be saved and validated.
-    environment |= {"PYTHONPATH": str(ROOT), "SAVE_FREQ": "-1", "TEST_FREQ": "-1"}
+    # A run saves and validates its last step, unless it never does.
+    environment |= {"PYTHONPATH": str(ROOT), "TOTAL_STEPS": str(total_steps), "SAVE_FREQ": "-1", "TEST_FREQ": "-1"}
     command = [sys.executable, str(ROOT / "benchmarks" / "timed_phases.py"), str(phases_file), "train", "rank-grpo"]
-    command += ["trainer.val_before_train=false", *list_profiler_overrides(folder / "trace", options.steps)]
+    command += ["trainer.val_before_train=false", *list_profiler_overrides(folder / "trace", total_steps)]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
         reader = CpuReader(process.pid)
@@ -232,8 +234,7 @@ def main() -> None:
     add_run_options(parser)
     parser.add_argument("--out", type=Path, default=Path("outputs/profile"), help="folder of step.json and step.svg")
     options = parser.parse_args()
-    num_timed = options.steps - NUM_SKIPPED_STEPS
-    if num_timed < 2:
+    if options.steps < NUM_SKIPPED_STEPS + 2:
         parser.error(f"--steps must be {NUM_SKIPPED_STEPS + 2} at least: the first {NUM_SKIPPED_STEPS} do not count")
     options.demo = options.demo.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
