@@ -144,8 +144,9 @@ def train(options: argparse.Namespace, folder: Path) -> tuple[CpuReader, list[di
     phases_file = folder / "phases.jsonl"
     total_steps = options.steps + 1
     environment = make_environment(options, folder / "run", "rank_grpo")
-    # A run saves and validates its last step, unless it never does.
-    environment |= {"PYTHONPATH": str(ROOT), "TOTAL_STEPS": str(total_steps), "SAVE_FREQ": "-1", "TEST_FREQ": "-1"}
+    environment["PYTHONPATH"] = str(ROOT)
+    environment["TOTAL_STEPS"] = str(total_steps)
+    environment["TEST_FREQ"] = "-1"
     command = [sys.executable, str(ROOT / "benchmarks" / "timed_phases.py"), str(phases_file), "train", "rank-grpo"]
     command += ["trainer.val_before_train=false", *list_profiler_overrides(folder / "trace", total_steps)]
     with open(folder / "log", "wb") as log:
