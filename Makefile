@@ -6,7 +6,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH VIRTUAL_ENV
 
-.PHONY: help setup demo demo-pretrained serve test test-unit test-contract test-nightly test-long test-faults test-slow test-next mutation tutorials docs reference screenshots test-gpu-pins lint format resolve pytest wheel image lock bench chaos gpu-hour keep clean
+.PHONY: help setup demo demo-pretrained serve test test-unit test-contract test-nightly test-long test-faults test-slow test-next mutation tutorials docs reference screenshots test-gpu-pins lint format resolve pytest wheel image lock bench profile chaos gpu-hour keep clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 16
 
@@ -136,6 +136,12 @@ endif
 keep: setup ## notes/measured/: what the tests, the benchmarks and the demos wrote in outputs/ (FROM=FOLDER: another clone's)
 	@$(PY) scripts/keep_results.py $(FROM)
 	@$(PY) scripts/reference.py
+
+profile: setup ## where the seconds of a step go, process by process: outputs/profile/step.svg, after `make demo`; SMOLLM2=FOLDER: also of that model
+	@$(PY) benchmarks/profile_step.py --demo outputs/demo
+ifdef SMOLLM2
+	@$(PY) benchmarks/profile_step.py --demo outputs/demo --model $(SMOLLM2) --steps 5 --batch 4 --rollouts 4 --out outputs/profile/smollm2
+endif
 
 chaos: setup ## a run of the demo's model with a fault in every start, MINUTES=30 of them, against an undisturbed one
 	@$(PY) benchmarks/chaos.py --demo outputs/demo --out outputs/chaos --minutes $(or $(MINUTES),30)

@@ -51,18 +51,28 @@ RATIOS = {"ratio": "stock", "ratio_to_trl": "trl", "ratio_to_paper": "paper"}  #
 
 def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Train one of RUNS; return the figures of `time_run`."""
-    model = options.model or options.demo / "sft"
-    variables = {
+    variables = make_variables(options, folder / kind, "rank_grpo" if kind == "ours" else "grpo")
+    command = make_command(kind, options, variables)
+    return time_run(command, variables, folder / f"{kind}.log")
+
+
+def make_variables(options: argparse.Namespace, run: Path, algorithm: str) -> dict[str, str]:
+    """Return the variables of a run.
+
+    Args:
+        options: those of `add_run_options`.
+        run: its SAVE_PATH.
+        algorithm: its ALGORITHM.
+    """
+    return {
         **make_data_variables(options.demo / "data"),
-        **make_run_variables(folder / kind, model, options.steps),
+        **make_run_variables(run, options.model or options.demo / "sft", options.steps),
         "TRAIN_BATCH_SIZE": str(options.batch),
         "ROLLOUT_N": str(options.rollouts),
         "MAX_PROMPT_LENGTH": "256",
         "MAX_RESPONSE_LENGTH": str(options.response),
-        "ALGORITHM": "rank_grpo" if kind == "ours" else "grpo",
+        "ALGORITHM": algorithm,
     }
-    command = make_command(kind, options, variables)
-    return time_run(command, variables, folder / f"{kind}.log")
 
 
 def make_command(kind: str, options: argparse.Namespace, variables: dict[str, str]) -> list[str]:
@@ -82,14 +92,19 @@ def make_command(kind: str, options: argparse.Namespace, variables: dict[str, st
     return [*TRAIN_RANK_GRPO, WITHOUT_VALIDATION]
 
 
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `make_variables` reads."""
+    parser.add_argument("--demo", type=Path, required=True, help="folder that `make demo` has left")
+    parser.add_argument("--model", type=Path, help="model to train (default: the demo's SFT model)")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=16, help="prompts per step (default 16)")
+    parser.add_argument("--rollouts", type=int, default=8, help="responses per prompt (default 8)")
+    parser.add_argument("--response", type=int, default=100, help="tokens of a response at most (default 100)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--demo", type=Path, required=True)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--rollouts", type=int, default=8)
-    parser.add_argument("--response", type=int, default=100)
+    add_run_options(parser)
     parser.add_argument("--runs", nargs="+", default=["ours", "stock"], choices=RUNS)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--trl", type=Path)

@@ -3,19 +3,27 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from benchmarks.step_timeline import ACTOR, ROWS, STAGES
 
 from .conftest import ROOT
 
 
 def run(name: str, options: str) -> dict[str, Any]:
     """Its JSON."""
-    command = [sys.executable, str(ROOT / "benchmarks" / f"bench_{name}.py"), *options.split()]
+    return json.loads(run_script(f"bench_{name}", options))
+
+
+def run_script(name: str, options: str) -> str:
+    """Its output."""
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return done.stdout
 
 
 @pytest.mark.long
@@ -62,6 +70,21 @@ def test_growth_of_a_step_with_its_lists(trained: Any) -> None:
     assert figures["step_s"]["slope"] is not None
     # only the lists grow
     assert figures["response_tokens"]["values"] == [48, 48]
+
+
+@pytest.mark.slow
+def test_a_step_is_drawn_process_by_process(trained: Any, tmp_path: Path) -> None:
+    sizes = "--steps 4 --batch 2 --rollouts 2 --response 16"
+    run_script("profile_step", f"--demo {trained.out} --out {tmp_path} {sizes}")
+    report = json.loads((tmp_path / "step.json").read_text())
+    assert "vLLM engine" in (tmp_path / "step.svg").read_text()
+    processes = {row["name"]: row["cpu_seconds_by_phase"] for row in report["step"]["processes"]}
+    # A process that is missing, or in the wrong phase, is another program of Ray, verl or vLLM, or another name of it.
+    assert processes.keys() == set(ROWS)
+    assert processes[ACTOR]["update"] > processes["vLLM engine"]["update"]
+    assert processes["vLLM engine"]["generation, reward"] > processes[ACTOR]["generation, reward"]
+    assert all(len(operators) == 10 for operators in report["operators"].values())
+    assert report["operators"].keys() == set(STAGES.values())
 
 
 @pytest.mark.slow
