@@ -88,6 +88,8 @@ def make_command(kind: str, options: argparse.Namespace, variables: dict[str, st
         return [str(options.paper.resolve() / "venv" / "bin" / "python"), str(benchmarks / "paper_grpo.py"), job]
     if kind in ("stock", "bare"):
         bare = ["--bare"] if kind == "bare" else []
+        if not bare:
+            variables["RAY_AUTH_MODE"] = "token"  # of our Ray; it reads this when the script imports verl
         return [sys.executable, str(benchmarks / "stock_grpo.py"), *bare, WITHOUT_VALIDATION]
     return [*TRAIN_RANK_GRPO, WITHOUT_VALIDATION]
 
