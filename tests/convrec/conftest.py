@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.transfer_queue import replace_queue
+from tests.queue_calls import replace_queue
 
 
 def nested(rows: Sequence[Any]) -> Any:

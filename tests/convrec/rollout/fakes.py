@@ -27,7 +27,7 @@ from convrec.rollout.agent_loop import ConvRecAgentLoopWorker
 from convrec.rollout.reward_manager import GroupRewardManager
 from recipes.tiny_model import make_tiny_model
 from reward.catalog_match import compute_score
-from tests.transfer_queue import replace_queue
+from tests.queue_calls import replace_queue
 
 CONVERSATIONS = ["I liked Alien (1979) and Heat (1995)", "Something funny, please", "A film with robots in it?"]
 LISTS = ["Alien (1979)\nHeat (1995)", "Heat (1995)\nHeat (1995)\nJaws (1975)", ""]

@@ -24,7 +24,7 @@ from convrec.rollout.agent_loop import ConvRecAgentLoopWorker
 from convrec.training.validation import add_means, validate_directly
 from tests.convrec.rollout.fakes import RolloutWorld, make_samples, to_plain, write_catalog
 from tests.convrec.rollout.test_failures import FakeQueue, make_buffer
-from tests.transfer_queue import replace_queue
+from tests.queue_calls import replace_queue
 
 
 @pytest.fixture

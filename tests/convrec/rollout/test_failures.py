@@ -7,7 +7,7 @@ import pytest
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from convrec.rollout import failures
-from tests.transfer_queue import replace_queue
+from tests.queue_calls import replace_queue
 
 
 class FakeQueue:
