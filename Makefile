@@ -133,7 +133,7 @@ ifdef SMOLLM2
 	$(call run_bench,memory,--model $(SMOLLM2) --data outputs/demo/data)
 endif
 
-keep: setup ## notes/measured/: what the tests, the benchmarks and the demos wrote in outputs/ (FROM=FOLDER: another clone's)
+keep: setup ## notes/measured/: what the tests and the demos wrote in outputs/ (FROM=FOLDER: another clone's)
 	@$(PY) scripts/keep_results.py $(FROM)
 	@$(PY) scripts/reference.py
 

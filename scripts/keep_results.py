@@ -1,8 +1,8 @@
-"""Keep what the last runs left in outputs/: results of tests, of benchmarks and of the demos, for the status page.
+"""Keep what the last runs left in outputs/: results of the tests and of the demos, for the status page.
 
 python scripts/keep_results.py [FOLDER]    FOLDER: another clone's outputs/; the default is this one's
 
-Results of test files are added to those that are kept. Everything else replaces what was kept under its name.
+Results of test files are added to those that are kept; those of a demo replace them.
 """
 
 import argparse
@@ -28,8 +28,6 @@ def main() -> int:
     for source in sorted(outputs.glob("tests/*.json")):
         kept = MEASURED / "tests" / source.name
         _write(kept, {**_read(kept), **_read(source)})
-    for source in sorted(outputs.glob("bench/*.json")):
-        _write(MEASURED / "bench" / source.name, _read(source))
     for name in DEMOS:
         source = outputs / name / "summary.json"
         if source.exists():
