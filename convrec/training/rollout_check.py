@@ -44,13 +44,11 @@ def check_rollout_is_policy(data: Any, bound: float) -> None:
     difference = (data["log_probs"] - data["rollout_log_probs"]).abs()[compared_BT]
     mean = difference.mean().item()
     largest = difference.max().item()
-    logger.info(
-        "rollout against actor: %d of %d responses compared, mean |d log p| %.3g, max %.3g, bound on the mean %g",
-        compared_BT.any(dim=1).sum(),
-        len(compared_BT),
-        mean,
-        largest,
-        bound,
+    num_compared = int(compared_BT.any(dim=1).sum())
+    print(  # for run.log
+        f"rollout against actor: {num_compared} of {len(compared_BT)} responses compared, mean |d log p| {mean:.3g}, "
+        f"max {largest:.3g}, bound on the mean {bound:g}",
+        flush=True,
     )
     if not mean <= bound:
         raise RuntimeError(

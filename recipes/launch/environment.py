@@ -18,6 +18,9 @@ RAY_STARTS = 3
 SHUTDOWN_SECONDS = 30.0
 SHUTDOWN_THREAD = "ray.shutdown"
 
+# vLLM's OpenAI server imports model_hosting_container_standards, which sets the root logger and its handlers to this
+# level. Its default, ERROR, would hide every warning of this project and of verl from there on.
+LOG_LEVEL = {"SAGEMAKER_CONTAINER_LOG_LEVEL": "WARNING"}
 # Variables of every process of a run, the driver included. Values set by the user win.
 RUN_VARIABLES = {
     "TRANSFER_QUEUE_ENABLE": "1",  # selects code paths when verl is imported
@@ -29,6 +32,7 @@ RUN_VARIABLES = {
     # verl sets "1", because engines that wrote at the same time damaged files. PyTorch 2.10 writes them atomically.
     "VLLM_DISABLE_COMPILE_CACHE": "0",
     "RAY_DEDUP_LOGS": "0",  # deduplication adds noise of Ray's metrics agents to the log of a local run
+    **LOG_LEVEL,
 }
 CPU_VARIABLES = {
     "VERL_PLATFORM": "cpu",
@@ -49,10 +53,14 @@ def set_up_process() -> None:
     Without a cluster, no server of a run listens beyond 127.0.0.1: servers of Ray, verl, vLLM and TransferQueue bind to
     the address that Ray has for this node, and Ray's own switch for a single node makes this the loopback address.
     RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1 undoes it.
+
+    Warnings are still heard after the import of vLLM's server.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # GNU OpenMP, which torch uses
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel OpenMP, which vLLM uses
+    for name, level in LOG_LEVEL.items():
+        os.environ.setdefault(name, level)
     if not os.environ.get("RAY_ADDRESS"):
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -31,9 +31,9 @@ def status_page() -> str:
     not_run = "\n".join(f"- {what}" for what in records["not_run"])
     return f"""
 # What has been tested, and where
-This page is made of the files in `notes/measured/`: what the tests and the demos of this repository wrote, and a list of
-other runs. [What the studies found](results.md) has the results of methods and settings, [Performance](performance.md)
-those of the benchmarks.
+This page is made of the files in `notes/measured/`: what the tests and the demos of this repository wrote, and a list
+of other runs. [What the studies found](results.md) has the results of methods and settings,
+[Performance](performance.md) those of the benchmarks.
 
 - **No full-scale run has been made with this code.** Every result in this manual comes from a small model.
 - **Nothing has run on two GPUs.**

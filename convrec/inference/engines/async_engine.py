@@ -49,6 +49,7 @@ class Engine:
         """
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")  # before vLLM is imported
+        os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", "WARNING")  # else vLLM's server hides all warnings
         # one core is left to event loops and the scheduler: threads that synchronise at every layer must not wait
         self._on_cpu, machine_settings = engine_settings(tensor_parallel, spare_cores=1)
         from convrec.features.constrained.vllm_lists import PROCESSOR, TRIE

@@ -84,6 +84,28 @@ raise SystemExit(exit_if_ray_hangs(7))
 """
 
 
+def test_warnings_are_heard_after_the_import_of_vllms_server() -> None:
+    """model_hosting_container_standards sets the root logger to ERROR by default, and its handlers too."""
+    lines = (
+        "import logging",
+        "from recipes.launch.environment import set_up_process",
+        "set_up_process()",
+        "logging.basicConfig()",
+        "import vllm.entrypoints.openai.api_server",
+        "logging.getLogger('convrec.training.rollout_check').warning('the rollout drifts')",
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("LOG_LEVEL")}
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert "WARNING:convrec.training.rollout_check:the rollout drifts" in done.stderr
+
+
 def test_without_a_cluster_ray_calls_this_node_by_its_loopback() -> None:
     """Ray reads its switch on import. tests/e2e/test_deaths.py looks at the sockets of a run."""
     hidden = ("RAY_ADDRESS", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
