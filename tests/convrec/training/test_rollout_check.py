@@ -1,6 +1,5 @@
 """The comparison of rollout and actor on the sampled tokens."""
 
-
 import pytest
 import torch
 
