@@ -107,31 +107,46 @@ image: ## an image of the locked versions, by docker, podman or buildah: EXTRA=g
 lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml
 	@scripts/lock.sh
 
-# $(call run_bench,NAME,OPTIONS): those of the figures in the manual and in notes/benchmarks.md
-LEVELS := 1,10,50,100
-run_bench = @echo $(1); $(PY) benchmarks/bench_$(1).py $(2) > outputs/bench/$(1).json
-
-bench: setup ## every benchmark, into outputs/bench/NAME.json, after `make demo`; SMOLLM2=FOLDER: also engine and memory; three and a half hours
-	@mkdir -p outputs/bench
-	$(call run_bench,loss,--repeats 25)
-	$(call run_bench,log_probs)
-	$(call run_bench,matching)
-	$(call run_bench,conversion)
-	$(call run_bench,remap_adjust)
-	$(call run_bench,checkpoint)
-	$(call run_bench,driver)
-	$(call run_bench,constrained_update,--lists 2 --repeats 3)
-	$(call run_bench,constrained_decoding,--hidden 128 --layers 2 --repeats 3)
-	$(call run_bench,training,--demo outputs/demo)
-	$(call run_bench,validation,--demo outputs/demo)
-	$(call run_bench,replicas,--demo outputs/demo --contexts 500 --rounds 1)
-	$(call run_bench,serving,--model outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet \
-	    --retrieval outputs/demo/retrieval --levels $(LEVELS))
-	$(call run_bench,growth,--demo outputs/demo)
-ifdef SMOLLM2
-	$(call run_bench,engine,--model $(SMOLLM2) --rows 3 --shortest 200 --longest 400 --completion 100 --ways engine plain)
-	$(call run_bench,memory,--model $(SMOLLM2) --data outputs/demo/data)
+# Options of the benchmarks, those of the figures in the manual and in notes/benchmarks.md. SMOLLM2: a model's folder;
+# PEERS: the folder of benchmarks/peers_environment.sh.
+DEMO := --demo outputs/demo
+OPTIONS_loss := --repeats 25
+OPTIONS_constrained_update := --lists 2 --repeats 3
+OPTIONS_constrained_decoding := --hidden 128 --layers 2 --repeats 3
+OPTIONS_matching := $(if $(PEERS),--reference $(PEERS)/paper/code)
+OPTIONS_training := $(DEMO) --runs ours stock bare
+OPTIONS_validation := $(DEMO)
+OPTIONS_replicas := $(DEMO) --contexts 500 --rounds 1
+OPTIONS_serving := --model outputs/demo/rank_grpo --catalog outputs/demo/data/catalog.parquet \
+  --retrieval outputs/demo/retrieval --levels 1,10,50,100
+OPTIONS_growth_steps := $(DEMO) --only step_lists step_prompts step_titles step_rows
+BENCHMARKS := loss log_probs matching conversion remap_adjust checkpoint driver constrained_update constrained_decoding \
+  training validation replicas serving growth growth_steps
+ifdef PEERS
+OPTIONS_peers := $(DEMO) --runs ours trl paper --peers $(PEERS) --rounds 2 --steps 30 --evaluate 500
+BENCHMARKS += peers
 endif
+ifdef SMOLLM2
+OPTIONS_engine := --model $(SMOLLM2) --rows 8 --shortest 200 --longest 300 --completion 110 --tokens 2304
+OPTIONS_memory := --model $(SMOLLM2) --data outputs/demo/data
+BENCHMARKS += engine memory
+ifdef PEERS
+OPTIONS_peers_pretrained := $(DEMO) --runs ours trl paper --peers $(PEERS) --model $(SMOLLM2) --batch 4 \
+  --response 240 --steps 4
+BENCHMARKS += peers_pretrained
+endif
+endif
+SCRIPT_growth_steps := growth
+SCRIPT_peers := training
+SCRIPT_peers_pretrained := training
+
+bench: $(BENCHMARKS:%=bench-%) ## every benchmark, after `make demo`: outputs/bench/NAME.json; with SMOLLM2=FOLDER PEERS=FOLDER all; five hours
+
+bench-%: setup ## one of them
+	@mkdir -p outputs/bench
+	@echo $*
+	@$(PY) benchmarks/bench_$(or $(SCRIPT_$*),$*).py $(OPTIONS_$*) > outputs/bench/$*.json.part
+	@mv outputs/bench/$*.json.part outputs/bench/$*.json
 
 keep: setup ## notes/measured/: what the tests and the demos wrote in outputs/ (FROM=FOLDER: another clone's)
 	@$(PY) scripts/keep_results.py $(FROM)

@@ -12,6 +12,13 @@ def summarise(milliseconds: Sequence[float]) -> dict[str, Any]:
     return {"ms": round(median, 3), "quartiles": [round(low, 3), round(high, 3)]}
 
 
+def summarise_ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Return the median of the ratios of ours to theirs, turn by turn, with the least and the most."""
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    summary = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+    return {name: round(value, 3) for name, value in summary.items()}
+
+
 def measure_seconds(call: Callable[[], object], device: str) -> float:
     """Return the seconds of a call by the clock.
 

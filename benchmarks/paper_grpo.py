@@ -1,8 +1,8 @@
 """Rank-GRPO by the paper's own code on a CPU, for bench_training.py: its trainer and its reward on TRL 0.21.
 
-PYTHONPATH=. FOLDER/venv/bin/python benchmarks/paper_grpo.py RUN/job.json
+PYTHONPATH=. PEERS/paper/venv/bin/python benchmarks/paper_grpo.py RUN/job.json
 
-FOLDER is what benchmarks/paper_environment.sh has made. The paper's code runs unchanged. The rest is done around it:
+PEERS is what benchmarks/peers_environment.sh has made. The paper's code runs unchanged. The rest is done around it:
 
 1) Its trainer is loaded from the clone under the name that it has after INSTALL.SH, which copies it into TRL.
 2) Transformers generates, as the code does without --use_vllm.
@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.peers import StepRecorder, read_job, read_rows, trainer_options
+from benchmarks.peers import StepRecorder, read_job, read_rows, save_model, trainer_options
 
 CODE = Path(sys.prefix).parent / "code"
 # train_rank_grpo.py has these values, too.
@@ -51,6 +51,7 @@ def main() -> None:
     )
     trainer.add_callback(StepRecorder(trainer.model, job.run_folder))
     trainer.train()
+    save_model(trainer.model, job)
 
 
 def load_trainer() -> Any:

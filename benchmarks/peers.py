@@ -5,6 +5,7 @@
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+SAVED_MODEL = "model"  # folder of a run
 ADAM_BETA2 = 0.99  # as in conf/rl.yaml
 MEAN_LENGTH = "completions/mean_length"  # TRL's name
 
@@ -146,6 +148,18 @@ def trainer_options(job: Job) -> dict[str, Any]:
         "report_to": "none",
         "disable_tqdm": True,
     }
+
+
+def save_model(model: Any, job: Job) -> None:
+    """Save a trained model as RUN/model: its weights, with the other files of the model that it was trained from.
+
+    So it is loaded as that one is, whatever the peer's Transformers would write.
+    """
+    folder = Path(job.run_folder) / SAVED_MODEL
+    model.save_pretrained(folder)
+    for file in Path(job.model).iterdir():
+        if file.is_file() and "safetensors" not in file.name:
+            shutil.copy(file, folder / file.name)
 
 
 class StepRecorder(TrainerCallback):

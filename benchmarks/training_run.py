@@ -148,6 +148,12 @@ def time_run(command: Sequence[str], variables: Mapping[str, str], log: Path) ->
     }
 
 
+def read_dtype(run: Path) -> str:
+    """Return the dtype of a run's passes."""
+    config = OmegaConf.load(run / "config.yaml")
+    return str(OmegaConf.select(config, "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"))
+
+
 def read_estimate(run: Path) -> dict[str, int]:
     """Return the host memory that the plan estimates for a run on a CPU: part -> bytes."""
     config = OmegaConf.load(run / "config.yaml")

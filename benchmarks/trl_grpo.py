@@ -1,15 +1,15 @@
 """GRPO by TRL's GRPOTrainer on a CPU, for bench_training.py: the rows and settings of a job, Transformers' generation.
 
-PYTHONPATH=FOLDER:. python benchmarks/trl_grpo.py RUN/job.json
+PYTHONPATH=PEERS/trl:. python benchmarks/trl_grpo.py RUN/job.json
 
-FOLDER is what `pip install --no-deps --target FOLDER trl==1.16.0` has made; the rest is of this project's environment.
+PEERS is what benchmarks/peers_environment.sh has made; the rest is of this project's environment.
 """
 
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.peers import StepRecorder, read_job, read_rows, trainer_options
+from benchmarks.peers import StepRecorder, read_job, read_rows, save_model, trainer_options
 from convrec.data.schema import TRUTH
 from reward.catalog_match import compute_score
 
@@ -29,6 +29,7 @@ def main() -> None:
     )
     trainer.add_callback(StepRecorder(trainer.model, job.run_folder))
     trainer.train()
+    save_model(trainer.model, job)
 
 
 def make_reward(settings: dict[str, Any]) -> Callable[..., list[float]]:

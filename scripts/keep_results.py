@@ -1,8 +1,9 @@
-"""Keep what the last runs left in outputs/: results of the tests and of the demos, for the status page.
+"""Keep what the last runs left in outputs/: results of tests, demos and benchmarks, for the status page.
 
 python scripts/keep_results.py [FOLDER]    FOLDER: another clone's outputs/; the default is this one's
 
-Results of test files are added to those that are kept; those of a demo replace them.
+Results of test files are added to those that are kept; those of a demo and of a benchmark replace them. Of a path its
+last part is kept.
 """
 
 import argparse
@@ -28,6 +29,8 @@ def main() -> int:
     for source in sorted(outputs.glob("tests/*.json")):
         kept = MEASURED / "tests" / source.name
         _write(kept, {**_read(kept), **_read(source)})
+    for source in sorted(outputs.glob("bench/*.json")):
+        _write(MEASURED / "bench" / source.name, _shorten_paths(_read(source)))
     for name in DEMOS:
         source = outputs / name / "summary.json"
         if source.exists():
@@ -42,6 +45,18 @@ def _describe_demo(folder: Path) -> dict[str, Any]:
     last = (folder / "rank_grpo" / "starts.jsonl").read_text(encoding="utf-8").splitlines()[-1]
     start = json.loads(last)
     return {**describe_machine(), "date": start["time"], "commit": start["commit"]}
+
+
+def _shorten_paths(value: Any) -> Any:
+    """Return a report in which each absolute path is its last part."""
+    match value:
+        case dict():
+            return {key: _shorten_paths(one) for key, one in value.items()}
+        case list():
+            return [_shorten_paths(one) for one in value]
+        case str():
+            return " ".join(Path(word).name if word.startswith("/") else word for word in value.split(" "))
+    return value
 
 
 def _read(path: Path) -> dict[str, Any]:

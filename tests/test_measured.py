@@ -17,16 +17,30 @@ MODELS = {"Rank-GRPO fused with retrieval": "fused", "Rank-GRPO": "rank_grpo", "
 FILES = {"README.md": "demo.json", "docs/tutorials/pretrained.md": "pretrained.json"}
 
 
-@pytest.fixture
-def status(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module that makes the status page."""
+def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Load a module of scripts/, which is no package, by its path without `.py`."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    spec = spec_from_file_location("status", ROOT / "scripts" / "reference_pages" / "status.py")
+    path = ROOT / "scripts" / f"{name}.py"
+    spec = spec_from_file_location(path.stem, path)
     assert spec
     assert spec.loader
     module = module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "status", module)
+    monkeypatch.setitem(sys.modules, path.stem, module)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def status(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module that makes the status page."""
+    return load_script("reference_pages/status", monkeypatch)
+
+
+@pytest.fixture
+def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The module that makes its sections on speed, without any kept report."""
+    module = load_script("reference_pages/speed", monkeypatch)
+    monkeypatch.setattr(module, "BENCH", tmp_path)
     return module
 
 
@@ -99,3 +113,46 @@ def test_an_area_is_said_to_run_only_if_its_tests_passed(
 def test_every_named_test_file_is_there(status: ModuleType) -> None:
     areas = status.read_records()["areas"]
     assert [file for area in areas for file in area.get("tests", ()) if not (ROOT / file).is_file()] == []
+
+
+def read_speed_row(speed: ModuleType, start: str) -> list[str]:
+    """Return the cells of the first row of its tables that starts so."""
+    lines = speed.speed_sections(lambda machine: machine["processor"]).splitlines()
+    line = next(line for line in lines if line.startswith(f"| {start}"))
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
+def keep_report(folder: Path, name: str, report: dict[str, Any]) -> None:
+    (folder / f"{name}.json").write_text(json.dumps({"machine": {"processor": f"of {name}"}, **report}))
+
+
+def test_a_figure_without_a_report_is_not_made_up(speed: ModuleType) -> None:
+    assert read_speed_row(speed, "policy loss")[2] == "not recorded"
+    assert read_speed_row(speed, "adding an item")[1:] == ["not recorded", "", ""]
+
+
+def test_ratios_are_our_time_over_the_others(speed: ModuleType, tmp_path: Path) -> None:
+    keep_report(tmp_path, "loss", {"times vanilla": 0.274, "times gspo": 0.5})
+    # twice as many tokens per second take half the time
+    keep_report(tmp_path, "validation", {"training / plain": 2.0, "evaluation / plain": 0.8})
+    assert read_speed_row(speed, "policy loss")[2] == "0.27"
+    assert read_speed_row(speed, "validation during")[2] == "0.50"
+    assert read_speed_row(speed, "`convrec evaluate`")[2] == "1.25"
+    assert read_speed_row(speed, "`loss`")[1] == "of loss"
+
+
+def test_growth_is_shown_from_the_smallest_size_to_the_largest(speed: ModuleType, tmp_path: Path) -> None:
+    of_other = {name: {"values": [1, 1, 1], "slope": 0} for name in ("start_s", "request_ms", "new_condition_s")}
+    figures = {**of_other, "add_item_s": {"values": [0.1, 1.2, 13.0], "slope": 1.06}}
+    growth = {"serving": {"unit": "titles", "sizes": [1000, 10_000, 100_000], "figures": figures}}
+    keep_report(tmp_path, "growth", {"growth": growth})
+    assert read_speed_row(speed, "adding an item")[1:] == ["1,000 to 100,000 titles", "0.1 to 13 s", "1.06"]
+
+
+def test_kept_reports_name_no_folder_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("keep_results", monkeypatch)
+    report = {"services": [{"command": "/home/me/venv/bin/python -m recipes serve --model /data/run"}], "mib": 7}
+    assert script._shorten_paths(report) == {
+        "services": [{"command": "python -m recipes serve --model run"}],
+        "mib": 7,
+    }

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from reference_pages.markdown import code, table
+from reference_pages.speed import speed_sections
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = ROOT / "notes" / "measured"
@@ -31,9 +32,8 @@ def status_page() -> str:
     not_run = "\n".join(f"- {what}" for what in records["not_run"])
     return f"""
 # What has been tested, and where
-This page is made of the files in `notes/measured/`: what the tests and the demos of this repository wrote, and a list
-of other runs. [What the studies found](results.md) has the results of methods and settings,
-[Performance](performance.md) those of the benchmarks.
+This page is made of the files in `notes/measured/`: what the tests, the demos and the benchmarks of this repository
+wrote, and a list of other runs. [What the studies found](results.md) has the results of methods and settings.
 
 - **No full-scale run has been made with this code.** Every result in this manual comes from a small model.
 - **Nothing has run on two GPUs.**
@@ -55,6 +55,8 @@ The last recorded runs, by tier. A tier may have run in parts: each file counts 
 
 ## The demo with a pretrained model
 {_demo_table("pretrained")}
+
+{speed_sections(_describe_machine).strip()}
 
 ## On a GPU
 {_record_table(records["gpu"])}

@@ -3,12 +3,17 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.meters import is_view, measure_peak, measure_seconds, summarise
+from benchmarks.meters import is_view, measure_peak, measure_seconds, summarise, summarise_ratios
 
 
 def test_times_are_summarised_by_their_quartiles() -> None:
     # of 1, 2, 3, 4, 5 a quarter lies at or below 2, and a quarter at or above 4
     assert summarise([5.0, 1.0, 3.0, 2.0, 4.0]) == {"ms": 3.0, "quartiles": [2.0, 4.0]}
+
+
+def test_ratios_are_those_of_a_turn() -> None:
+    # 1/2, 3/2 and 5/1; of the medians it would be 3/2, of the means 9/5
+    assert summarise_ratios([1.0, 3.0, 5.0], [2.0, 2.0, 1.0]) == {"median": 1.5, "least": 0.5, "most": 5.0}
 
 
 def test_the_peak_counts_what_is_held_at_once() -> None:
