@@ -8,7 +8,7 @@ trained on. Each way is a process of its own that updates its weights by AdamW, 
 
 engine        what `convrec train sft` trains with, by the settings of conf/; --override changes them
 plain         Hugging Face's model on the same micro-batches, of at most --tokens: logits of trained tokens alone, rows
-              padded, a mask where something is padded. With --dtype bf16 under autocast
+              padded, a mask where something is padded. In bf16 under autocast
 plain rows    the same, a sequence at a time, without padding
 
 Seconds are wall clock, `cpu_seconds` those of all threads, `tokens_per_second` by the median wall clock of --rounds,
@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.machine import print_report
 from convrec.checkpoints.models import resolve_model
 from recipes.launch.environment import make_process_environment, set_up_process
+from recipes.preflight.precision import measure_precision
 
 WAYS = ("engine", "plain", "plain rows")
 LEARNING_RATE = 1e-5
@@ -246,7 +247,7 @@ def main() -> None:
     for name, default in {"rounds": 3, "rows": 6, "shortest": 250, "longest": 550, "completion": 150}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], help="(that of a run on this processor)")
     parser.add_argument("--seed", type=int, default=3407)
     parser.add_argument("--override", nargs="*", default=[])
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
@@ -255,6 +256,7 @@ def main() -> None:
     set_up_process()
     os.environ.update(make_process_environment(has_accelerator=False))
     options.model = Path(resolve_model(str(options.model)))
+    options.dtype = options.dtype or measure_precision(str(options.model)).dtype
     options.words = json.loads((options.model / "config.json").read_text())["vocab_size"]
     figures = run_in_turns(options)
     product = measure_product(options)

@@ -49,14 +49,14 @@ def make_data_variables(data: Path, prefix: str = "") -> dict[str, str]:
 
 
 def make_run_variables(run: Path, model: Path, steps: int) -> dict[str, str]:
-    """Return the variables of a run of so many steps that neither validates nor saves."""
+    """Return the variables of a run of so many steps that does not validate, and saves after its last step."""
     return {
         "PYTHON": sys.executable,
         "MODEL_PATH": str(model),
         "SAVE_PATH": str(run),
         "TOTAL_STEPS": str(steps),
         "SAVE_FREQ": str(steps + 1),
-        "TEST_FREQ": str(steps + 1),
+        "TEST_FREQ": "-1",
         "LR": "2e-4",
         "KL_LOSS_COEF": "0.001",
         "LOGGER": "console,file",

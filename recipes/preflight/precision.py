@@ -22,6 +22,9 @@ ROLLOUT_DTYPES = {BF16: "bfloat16", FP32: "float32", "fp16": "float16"}
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16")
 # bf16 must be this many times as fast as fp32 in an MLP: attention and the optimizer gain less, and fp32 is exact.
 MIN_SPEEDUP = 1.25
+# Below, a step is as long in bf16 as in fp32 even with AMX: the products are too small. fp32 is exact, and the choice
+# does not depend on a noisy measurement.
+MIN_HIDDEN = 512
 # Sizes of the measured MLP. A larger one would take longer and gain more.
 MEASURED_TOKENS = 512
 MAX_HIDDEN = 1024
@@ -68,9 +71,20 @@ def choose_precision(run: Run[TrainingConfig]) -> Precision:
         saved_dtype = setting(read_config(run.folder), run.passes_dtype_key)
         if saved_dtype:
             return Precision(str(saved_dtype), "the dtype that this run started with")
+    return measure_precision(run.settings.model)
+
+
+def measure_precision(model: str) -> Precision:
+    """Choose the dtype of a model's passes on this processor.
+
+    Args:
+        model: a Hugging Face folder or id.
+    """
     if not has_bf16_instructions():
         return Precision(FP32, "this processor has no instructions for bf16")
-    hidden, intermediate = _measured_shape(run.settings.model)
+    hidden, intermediate = _measured_shape(model)
+    if hidden < MIN_HIDDEN:
+        return Precision(FP32, f"hidden states of {hidden} values are too small to gain from bf16")
     return compare_seconds(
         measure_mlp_seconds(hidden, intermediate, FP32), measure_mlp_seconds(hidden, intermediate, BF16)
     )

@@ -11,7 +11,7 @@ from convrec.settings.run import AUTO, Run
 from recipes.launch.recipe import RECIPES
 from recipes.launch.settings import compose_files, save_config
 from recipes.preflight import precision
-from recipes.preflight.precision import BF16, FP32, MIN_SPEEDUP, compare_seconds
+from recipes.preflight.precision import BF16, FP32, MIN_HIDDEN, MIN_SPEEDUP, compare_seconds
 
 ROLLOUT = "actor_rollout_ref.rollout.dtype"
 REFERENCE = "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype"
@@ -53,6 +53,14 @@ def test_passes_and_rollout_take_what_is_faster(
         ]
     assert run.precision.startswith(f"{dtypes[0]}: ")
     assert f"{bf16_seconds:.2f}" in run.precision
+
+
+def test_a_small_model_is_in_fp32_whatever_a_measurement_says(
+    slow_or_fast: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for hidden, dtype in ((MIN_HIDDEN - 1, FP32), (MIN_HIDDEN, BF16)):
+        monkeypatch.setattr(precision, "_measured_shape", lambda model, hidden=hidden: (hidden, 4 * hidden))
+        assert precision.measure_precision("any").dtype == dtype
 
 
 def test_settings_win_and_the_rollout_follows_the_passes(slow_or_fast: dict[str, float], tmp_path: Path) -> None:
