@@ -112,8 +112,11 @@ lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml
 DEMO := --demo outputs/demo
 OPTIONS_loss := --repeats 25
 OPTIONS_constrained_update := --lists 2 --repeats 3
-OPTIONS_constrained_decoding := --hidden 128 --layers 2 --repeats 3
-OPTIONS_matching := $(if $(PEERS),--reference $(PEERS)/paper/code)
+OPTIONS_constrained_decoding := --hidden 128 --layers 2 --tokens 24 --repeats 3
+ifdef PEERS
+OPTIONS_matching := --reference $(PEERS)/paper/code
+ENVIRONMENT_matching := PYTHONPATH=$(PEERS)/paper/imports
+endif
 OPTIONS_training := $(DEMO) --runs ours stock bare
 OPTIONS_validation := $(DEMO)
 OPTIONS_replicas := $(DEMO) --contexts 500 --rounds 1
@@ -123,7 +126,7 @@ OPTIONS_growth_steps := $(DEMO) --only step_lists step_prompts step_titles step_
 BENCHMARKS := loss log_probs matching conversion remap_adjust checkpoint driver constrained_update constrained_decoding \
   training validation replicas serving growth growth_steps
 ifdef PEERS
-OPTIONS_peers := $(DEMO) --runs ours trl paper --peers $(PEERS) --rounds 2 --steps 30 --evaluate 500
+OPTIONS_peers := $(DEMO) --runs ours trl paper --peers $(PEERS) --steps 20 --evaluate 500
 BENCHMARKS += peers
 endif
 ifdef SMOLLM2
@@ -131,7 +134,7 @@ OPTIONS_engine := --model $(SMOLLM2) --rows 8 --shortest 200 --longest 300 --com
 OPTIONS_memory := --model $(SMOLLM2) --data outputs/demo/data
 BENCHMARKS += engine memory
 ifdef PEERS
-OPTIONS_peers_pretrained := $(DEMO) --runs ours trl paper --peers $(PEERS) --model $(SMOLLM2) --batch 4 \
+OPTIONS_peers_pretrained := $(DEMO) --runs ours trl paper --peers $(PEERS) --model $(SMOLLM2) --batch 2 \
   --response 240 --steps 4
 BENCHMARKS += peers_pretrained
 endif
@@ -145,7 +148,7 @@ bench: $(BENCHMARKS:%=bench-%) ## every benchmark, after `make demo`: outputs/be
 bench-%: setup ## one of them
 	@mkdir -p outputs/bench
 	@echo $*
-	@$(PY) benchmarks/bench_$(or $(SCRIPT_$*),$*).py $(OPTIONS_$*) > outputs/bench/$*.json.part
+	@$(ENVIRONMENT_$*) $(PY) benchmarks/bench_$(or $(SCRIPT_$*),$*).py $(OPTIONS_$*) > outputs/bench/$*.json.part
 	@mv outputs/bench/$*.json.part outputs/bench/$*.json
 
 keep: setup ## notes/measured/: what the tests and the demos wrote in outputs/ (FROM=FOLDER: another clone's)

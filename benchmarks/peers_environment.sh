@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Make the peers of bench_training.py --peers FOLDER: FOLDER/trl, TRL for this project's environment; FOLDER/paper/code,
-# a clone of the paper's code; FOLDER/paper/venv, an environment with the TRL that it extends. Needs what
-# scripts/setup_env.sh needs, and git.
+# a clone of the paper's code; FOLDER/paper/venv, an environment with the TRL that it extends; FOLDER/paper/imports, what
+# its reward function needs in this project's environment, for bench_matching.py. Needs what scripts/setup_env.sh needs,
+# and git.
 #   benchmarks/peers_environment.sh FOLDER [URL [COMMIT]]
 set -euo pipefail
 FOLDER=$(realpath -m "${1:?the folder in which to make the environments}")
@@ -17,6 +18,7 @@ PACKAGES=(trl==0.21.0 transformers==4.55.4 tokenizers==0.21.4 huggingface-hub==0
 
 mkdir -p "$FOLDER/paper"
 scripts/uv.sh pip install --quiet --no-deps --target "$FOLDER/trl" trl==1.16.0
+scripts/uv.sh pip install --quiet --no-deps --target "$FOLDER/paper/imports" editdistance==0.8.1 regex==2025.7.34
 [ -e "$FOLDER/paper/code" ] || git clone --quiet "$URL" "$FOLDER/paper/code"
 git -C "$FOLDER/paper/code" -c advice.detachedHead=false checkout --quiet "$COMMIT"
 scripts/uv.sh venv --quiet --clear --python "$PYTHON" "$FOLDER/paper/venv"

@@ -183,6 +183,10 @@ A step of Rank-GRPO, medians of the steps after the second, in the last round:
 
 {_peers_table(("peers", "peers_pretrained"))}
 
+What the demo's model had learned in the runs of `peers`; the paper's code trains on its own reward, exact titles:
+
+{_learning_table("peers")}
+
 ## Serving beside `vllm serve`
 The same model, on the same cores, in turns; seconds to the end of an answer, and in brackets the multiple of plain
 vLLM's.
@@ -212,21 +216,52 @@ def _comparison_table() -> str:
 def _peers_table(names: Iterable[str]) -> str:
     rows = []
     for name in names:
-        for kind, rounds in (read_report(name) or {"runs": {}})["runs"].items():
-            last = rounds[-1]
-            seconds = last["step_seconds"]
-            low, _, high = last["step_quartiles"]
-            rows.append(
-                (
-                    code(name),
-                    RUNS[kind],
-                    f"{seconds['step']:.1f} ({low:.1f} to {high:.1f})",
-                    f"{seconds['gen']:.1f}",
-                    f"{last['seconds_to_first_rollout']:.0f}",
-                    f"{last['peak_MiB_in_all']:,}",
-                )
-            )
-    return table(("report", "run", "step, s (quartiles)", "generation, s", "to the first rollout, s", "MiB"), rows)
+        report = read_report(name)
+        if report:
+            lists = f"{report['batch']} x {report['rollouts']}, {report['response']} tokens, {report['dtype']}"
+            rows += [
+                (code(name), lists, RUNS[kind], *_run_cells(rounds[-1])) for kind, rounds in report["runs"].items()
+            ]
+    header = (
+        "report",
+        "lists of a step",
+        "run",
+        "step, s (quartiles)",
+        "generation, s",
+        "to the first rollout, s",
+        "MiB",
+    )
+    return table(header, rows)
+
+
+def _run_cells(figures: dict[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a run in the table of peers, from the figures of its last round."""
+    seconds = figures["step_seconds"]
+    low, _, high = figures["step_quartiles"]
+    return (
+        f"{seconds['step']:.1f} ({low:.1f} to {high:.1f})",
+        f"{seconds['gen']:.1f}",
+        f"{figures['seconds_to_first_rollout']:.0f}",
+        f"{figures['peak_MiB_in_all']:,}",
+    )
+
+
+def _learning_table(name: str) -> str:
+    """Return NDCG after the training of each peer."""
+    report = read_report(name)
+    if not report or "evaluation" not in report:
+        return "Not recorded."
+    rows = []
+    for kind, figures in report["evaluation"].items():
+        metric = next(key for key in figures if key.startswith("ndcg@"))
+        gain = figures.get("gain")
+        cells = (_with_error(figures[metric], ""), _with_error(gain, "+") if gain else "")
+        rows.append((RUNS.get(kind, "before"), *cells))
+    return table((f"after {report['steps']} steps", "NDCG@20", "gain, paired"), rows)
+
+
+def _with_error(value: dict[str, float], sign: str) -> str:
+    return f"{value['mean']:{sign}.4f} ±{value['se']:.4f}"
 
 
 def _serving_table() -> str:
