@@ -1,5 +1,6 @@
 """The status page's sections on speed, from the reports of benchmarks that are kept in notes/measured/bench/."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from reference_pages.markdown import code, table
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "notes" / "measured" / "bench"
 Report = dict[str, Any]  # what a benchmark printed
+NOT_RECORDED = "Not recorded yet; `notes/benchmarks.md` has earlier figures."
 RUNS = {"ours": "this program", "trl": "TRL's GRPO", "paper": "the paper's code"}
 SERVED = {
     "list": "constrained list of 20 films",
@@ -205,12 +207,16 @@ Slopes over the two upper decades, or all sizes if there are fewer: 1 is linear.
 
 
 def _comparison_table() -> str:
-    rows = []
-    for one in COMPARISONS:
-        report = read_report(one.report)
-        ratio = f"{one.ratio(report):.2f}" if report else "not recorded"
-        rows.append((one.part, one.peer, ratio, code(one.report)))
+    rows = [(one.part, one.peer, _describe_ratio(one), code(one.report)) for one in COMPARISONS]
     return table(("part", "compared with", "time ratio", "report"), rows)
+
+
+def _describe_ratio(comparison: Comparison) -> str:
+    report = read_report(comparison.report)
+    if report:
+        with contextlib.suppress(KeyError):  # a benchmark may have run without some of its peers
+            return f"{comparison.ratio(report):.2f}"
+    return "not recorded yet"
 
 
 def _peers_table(names: Iterable[str]) -> str:
@@ -250,7 +256,7 @@ def _learning_table(name: str) -> str:
     """Return NDCG after the training of each peer."""
     report = read_report(name)
     if not report or "evaluation" not in report:
-        return "Not recorded."
+        return NOT_RECORDED
     rows = []
     for kind, figures in report["evaluation"].items():
         metric = next(key for key in figures if key.startswith("ndcg@"))
@@ -267,7 +273,7 @@ def _with_error(value: dict[str, float], sign: str) -> str:
 def _serving_table() -> str:
     report = read_report("serving")
     if not report:
-        return "Not recorded."
+        return NOT_RECORDED
     rows = []
     for clients, kinds in report["levels"].items():
         for kind, name in SERVED.items():
@@ -283,7 +289,6 @@ def _growth_table() -> str:
     for one in GROWING:
         report = read_report(one.report)
         if not report or one.quantity not in report["growth"]:
-            rows.append((one.part, "not recorded", "", ""))
             continue
         growth = report["growth"][one.quantity]
         figure = growth["figures"][one.figure]
@@ -292,7 +297,7 @@ def _growth_table() -> str:
         sizes = f"{growth['sizes'][0]:,} to {growth['sizes'][-1]:,} {growth['unit']}"
         slope = "" if figure["slope"] is None else f"{figure['slope']:.2f}"
         rows.append((one.part, sizes, f"{values[0]:g} to {values[-1]:g} {unit}", slope))
-    return table(("part", "from and to", "time", "slope"), rows)
+    return table(("part", "from and to", "time", "slope"), rows) if rows else NOT_RECORDED
 
 
 def _source_table(describe_machine: Callable[[Report], str]) -> str:
