@@ -18,7 +18,7 @@ PACKAGES=(trl==0.21.0 transformers==4.55.4 tokenizers==0.21.4 huggingface-hub==0
 
 mkdir -p "$FOLDER/paper"
 scripts/uv.sh pip install --quiet --no-deps --target "$FOLDER/trl" trl==1.16.0
-scripts/uv.sh pip install --quiet --no-deps --target "$FOLDER/paper/imports" editdistance==0.8.1 regex==2025.7.34
+scripts/uv.sh pip install --quiet --no-deps --target "$FOLDER/paper/imports" editdistance==0.8.1
 [ -e "$FOLDER/paper/code" ] || git clone --quiet "$URL" "$FOLDER/paper/code"
 git -C "$FOLDER/paper/code" -c advice.detachedHead=false checkout --quiet "$COMMIT"
 scripts/uv.sh venv --quiet --clear --python "$PYTHON" "$FOLDER/paper/venv"

@@ -183,11 +183,7 @@ Time of this program over the other's, in turns on the same cores; below 1 it is
 
 A step of Rank-GRPO, medians of the steps after the second, in the last round:
 
-{_peers_table(("peers", "peers_pretrained"))}
-
-What the demo's model had learned in the runs of `peers`; the paper's code trains on its own reward, exact titles:
-
-{_learning_table("peers")}
+{_peers_table(("peers", "peers_pretrained"))}{_learning_section("peers")}
 
 ## Serving beside `vllm serve`
 The same model, on the same cores, in turns; seconds to the end of an answer, and in brackets the multiple of plain
@@ -252,18 +248,19 @@ def _run_cells(figures: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _learning_table(name: str) -> str:
-    """Return NDCG after the training of each peer."""
+def _learning_section(name: str) -> str:
+    """Return what each peer's model has learned; "" if the benchmark ran without --evaluate."""
     report = read_report(name)
     if not report or "evaluation" not in report:
-        return NOT_RECORDED
+        return ""
     rows = []
     for kind, figures in report["evaluation"].items():
         metric = next(key for key in figures if key.startswith("ndcg@"))
         gain = figures.get("gain")
         cells = (_with_error(figures[metric], ""), _with_error(gain, "+") if gain else "")
         rows.append((RUNS.get(kind, "before"), *cells))
-    return table((f"after {report['steps']} steps", "NDCG@20", "gain, paired"), rows)
+    learned = table((f"after {report['steps']} steps", "NDCG", "gain, paired"), rows)
+    return f"\n\nWhat the models had learned; the paper's code trains on its own reward, exact titles:\n\n{learned}"
 
 
 def _with_error(value: dict[str, float], sign: str) -> str:
