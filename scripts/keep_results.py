@@ -2,8 +2,8 @@
 
 python scripts/keep_results.py [FOLDER]    FOLDER: another clone's outputs/; the default is this one's
 
-Results of test files are added to those that are kept; those of a demo and of a benchmark replace them. Of a path its
-last part is kept.
+Results of test files are added to those that are kept; those of a demo and of a benchmark replace them. An absolute
+path is shortened to its last part.
 """
 
 import argparse

@@ -187,7 +187,8 @@ def _demo_table(name: str) -> str:
     return f"""{table(("lists of", f"Recall@{cutoff}", f"NDCG@{cutoff}"), rows)}
 
 Rank-GRPO minus SFT, paired by conversation: {gain["mean"]:+.4f} ± {gain["se"]:.4f} of NDCG@{cutoff}, {count}
-conversations. {minutes:.1f} minutes, {_describe_machine(summary["machine"])}."""
+conversations. {minutes:.1f} minutes,
+{_describe_machine(summary["machine"])}."""
 
 
 def _with_error(value: dict[str, float]) -> str:
