@@ -58,7 +58,7 @@ METRIC = f"ndcg@{NUM_ITEMS}"
 
 def train(kind: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Train one of RUNS; return the figures of `time_run`."""
-    variables = make_variables(options, folder / kind, "rank_grpo" if kind in ("ours", "paper") else "grpo")
+    variables = make_variables(options, folder / kind, "rank_grpo" if kind == "ours" else "grpo")
     command = make_command(kind, options, variables)
     return time_run(command, variables, folder / f"{kind}.log")
 

@@ -37,11 +37,12 @@ def status(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """The module that makes its sections on speed, without any kept report."""
-    module = load_script("reference_pages/speed", monkeypatch)
-    monkeypatch.setattr(module, "BENCH", tmp_path)
-    return module
+def kept(status: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder that the status page is made of instead of notes/measured/."""
+    monkeypatch.setattr(status.measured, "MEASURED", tmp_path)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "bench").mkdir()
+    return tmp_path
 
 
 def read_kept(name: str) -> dict[str, Any]:
@@ -98,13 +99,9 @@ def test_results_of_test_files_are_summed_up(status: ModuleType) -> None:
     assert found.commits == ("aaaaaaaa", "bbbbbbbb+changes")
 
 
-def test_an_area_is_said_to_run_only_if_its_tests_passed(
-    status: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(status, "MEASURED", tmp_path)
-    (tmp_path / "tests").mkdir()
-    kept = {"a.py": record(2, 0, 1, "12", "a" * 12), "b.py": record(2, 1, 1, "12", "a" * 12)}
-    (tmp_path / "tests" / "long.json").write_text(json.dumps(kept))
+def test_an_area_is_said_to_run_only_if_its_tests_passed(status: ModuleType, kept: Path) -> None:
+    results = {"a.py": record(2, 0, 1, "12", "a" * 12), "b.py": record(2, 1, 1, "12", "a" * 12)}
+    (kept / "tests" / "long.json").write_text(json.dumps(results))
     assert status.describe_cpu_runs(["a.py"]) == "yes"
     assert status.describe_cpu_runs(["a.py", "b.py"]) == "failed: `b.py`"
     assert status.describe_cpu_runs(["a.py", "c.py"]) == "not recorded: `c.py`"
@@ -115,38 +112,74 @@ def test_every_named_test_file_is_there(status: ModuleType) -> None:
     assert [file for area in areas for file in area.get("tests", ()) if not (ROOT / file).is_file()] == []
 
 
-def read_speed_row(speed: ModuleType, start: str) -> list[str]:
-    """Return the cells of the first row of its tables that starts so."""
-    lines = speed.speed_sections(lambda machine: machine["processor"]).splitlines()
-    line = next(line for line in lines if line.startswith(f"| {start}"))
+def read_speed_row(status: ModuleType, start: str) -> list[str]:
+    """Return the cells of the first row of the tables on speed that starts so."""
+    line = next(line for line in status.speed_sections().splitlines() if line.startswith(f"| {start}"))
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
-def keep_report(folder: Path, name: str, report: dict[str, Any]) -> None:
-    (folder / f"{name}.json").write_text(json.dumps({"machine": {"processor": f"of {name}"}, **report}))
+def keep_report(kept: Path, name: str, report: dict[str, Any]) -> None:
+    machine = {"processor": f"of {name}", "flags": [], "cores": 2, "date": "2026-11-30T10:00", "commit": "a" * 12}
+    (kept / "bench" / f"{name}.json").write_text(json.dumps({"machine": machine, **report}))
 
 
-def test_a_figure_without_a_report_is_not_made_up(speed: ModuleType) -> None:
-    assert read_speed_row(speed, "policy loss")[2] == "not recorded yet"
-    assert "adding an item" not in speed.speed_sections(str)
+def test_a_figure_without_a_report_is_not_made_up(status: ModuleType, kept: Path) -> None:
+    assert read_speed_row(status, "policy loss")[2] == "not recorded yet"
+    assert "adding an item" not in status.speed_sections()
 
 
-def test_ratios_are_our_time_over_the_others(speed: ModuleType, tmp_path: Path) -> None:
-    keep_report(tmp_path, "loss", {"times vanilla": 0.274, "times gspo": 0.5})
+def test_a_peer_that_did_not_run_is_not_recorded(status: ModuleType, kept: Path) -> None:
+    ratio = {"median": 0.2, "least": 0.2, "most": 0.2}
+    keep_report(kept, "training", {"to": {"stock": {"step": ratio, "first_rollout": ratio}}})
+    assert read_speed_row(status, "a step of Rank-GRPO")[2] == "0.20"
+    assert read_speed_row(status, "from the command")[2] == "not recorded yet"
+
+
+def test_a_report_without_its_figure_is_an_error(status: ModuleType, kept: Path) -> None:
+    keep_report(kept, "loss", {"times vanilla": 0.3})
+    with pytest.raises(KeyError, match="times gspo"):
+        status.speed_sections()
+
+
+def test_ratios_are_our_time_over_the_others(status: ModuleType, kept: Path) -> None:
+    keep_report(kept, "loss", {"times vanilla": 0.274, "times gspo": 0.5})
     # twice as many tokens per second take half the time
-    keep_report(tmp_path, "validation", {"training / plain": 2.0, "evaluation / plain": 0.8})
-    assert read_speed_row(speed, "policy loss")[2] == "0.27"
-    assert read_speed_row(speed, "validation during")[2] == "0.50"
-    assert read_speed_row(speed, "`convrec evaluate`")[2] == "1.25"
-    assert read_speed_row(speed, "`loss`")[1] == "of loss"
+    keep_report(kept, "validation", {"training / plain": 2.0, "evaluation / plain": 0.8})
+    assert read_speed_row(status, "policy loss")[2] == "0.27"
+    assert read_speed_row(status, "validation during")[2] == "0.50"
+    assert read_speed_row(status, "`convrec evaluate`")[2] == "1.25"
+    assert read_speed_row(status, "`loss`")[1] == "2 cores (of loss), 2026-11-30, `aaaaaaaa`"
 
 
-def test_growth_is_shown_from_the_smallest_size_to_the_largest(speed: ModuleType, tmp_path: Path) -> None:
+def test_growth_is_shown_from_the_smallest_size_to_the_largest(status: ModuleType, kept: Path) -> None:
     of_other = {name: {"values": [1, 1, 1], "slope": 0} for name in ("start_s", "request_ms", "new_condition_s")}
     figures = {**of_other, "add_item_s": {"values": [0.1, 1.2, 13.0], "slope": 1.06}}
     growth = {"serving": {"unit": "titles", "sizes": [1000, 10_000, 100_000], "figures": figures}}
-    keep_report(tmp_path, "growth", {"growth": growth})
-    assert read_speed_row(speed, "adding an item")[1:] == ["1,000 to 100,000 titles", "0.1 to 13 s", "1.06"]
+    keep_report(kept, "growth", {"growth": growth})
+    assert read_speed_row(status, "adding an item")[1:] == ["1,000 to 100,000 titles", "0.1 to 13 s", "1.06"]
+
+
+def test_what_the_peers_have_learned_is_shown_with_its_errors(status: ModuleType, kept: Path) -> None:
+    run = {
+        "step_seconds": {"step": 4.0, "gen": 1.5},
+        "step_quartiles": [3.0, 4.0, 5.0],
+        "seconds_to_first_rollout": 30.0,
+        "peak_MiB_in_all": 4500,
+    }
+    evaluation = {
+        "start": {"ndcg@20": {"mean": 0.4, "se": 0.01}},
+        "ours": {"ndcg@20": {"mean": 0.42, "se": 0.01}, "gain": {"mean": 0.02, "se": 0.005}},
+    }
+    sizes = {"batch": 16, "rollouts": 8, "response": 100, "steps": 20, "dtype": "fp32"}
+    keep_report(kept, "peers", {**sizes, "runs": {"ours": [run]}, "to": {}, "evaluation": evaluation})
+    assert read_speed_row(status, "`peers` | 16 x 8, 100 tokens, fp32")[3:] == [
+        "4.0 (3.0 to 5.0)",
+        "1.5",
+        "30",
+        "4,500",
+    ]
+    assert read_speed_row(status, "before")[1:] == ["0.4000 ±0.0100", ""]
+    assert read_speed_row(status, "this program | 0.4")[1:] == ["0.4200 ±0.0100", "+0.0200 ±0.0050"]
 
 
 def test_kept_reports_name_no_folder_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

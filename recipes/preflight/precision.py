@@ -22,8 +22,9 @@ ROLLOUT_DTYPES = {BF16: "bfloat16", FP32: "float32", "fp16": "float16"}
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16")
 # bf16 must be this many times as fast as fp32 in an MLP: attention and the optimizer gain less, and fp32 is exact.
 MIN_SPEEDUP = 1.25
-# Below, a step is as long in bf16 as in fp32 even with AMX: the products are too small. fp32 is exact, and the choice
-# does not depend on a noisy measurement.
+# Below, passes stay in fp32, which is exact, and the choice does not depend on a noisy measurement. With AMX the demo's
+# model (128) trains slower in bf16 and samples faster; SmolLM2 (576) takes 0.4 of the time. Between them nothing was
+# measured (notes/real-size-on-cpu.md).
 MIN_HIDDEN = 512
 # Sizes of the measured MLP. A larger one would take longer and gain more.
 MEASURED_TOKENS = 512

@@ -1,17 +1,13 @@
 """The status page's sections on speed, from the reports of benchmarks that are kept in notes/measured/bench/."""
 
-import contextlib
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
+from reference_pages import measured
 from reference_pages.markdown import code, table
+from reference_pages.measured import describe_machine, read_kept, with_error
 
-ROOT = Path(__file__).resolve().parents[2]
-BENCH = ROOT / "notes" / "measured" / "bench"
 Report = dict[str, Any]  # what a benchmark printed
 NOT_RECORDED = "Not recorded yet; `notes/benchmarks.md` has earlier figures."
 RUNS = {"ours": "this program", "trl": "TRL's GRPO", "paper": "the paper's code"}
@@ -32,30 +28,31 @@ class Comparison:
         part: what was timed.
         peer: with what it was compared.
         report: name of the kept report.
-        ratio: report -> our time over the peer's.
+        ratio: report -> our time over the peer's; None if the benchmark ran without this peer.
     """
 
     part: str
     peer: str
     report: str
-    ratio: Callable[[Report], float]
+    ratio: Callable[[Report], float | None]
 
 
-def _step_ratio(peer: str) -> Callable[[Report], float]:
-    return lambda report: report["to"][peer]["step"]["median"]
+def _ratio_to(peer: str, part: str = "step") -> Callable[[Report], float | None]:
+    """Return the ratio of a report of bench_training.py. part: "step" or "first_rollout"."""
+    return lambda report: report["to"][peer][part]["median"] if peer in report["to"] else None
 
 
 COMPARISONS = (
-    Comparison("a step of Rank-GRPO, the demo's model", "verl's own GRPO trainer", "training", _step_ratio("stock")),
-    Comparison("the same", "TRL's GRPO trainer", "peers", _step_ratio("trl")),
-    Comparison("the same", "the paper's code", "peers", _step_ratio("paper")),
-    Comparison("a step with SmolLM2-135M", "TRL's GRPO trainer", "peers_pretrained", _step_ratio("trl")),
-    Comparison("the same", "the paper's code", "peers_pretrained", _step_ratio("paper")),
+    Comparison("a step of Rank-GRPO, the demo's model", "verl's own GRPO trainer", "training", _ratio_to("stock")),
+    Comparison("the same", "TRL's GRPO trainer", "peers", _ratio_to("trl")),
+    Comparison("the same", "the paper's code", "peers", _ratio_to("paper")),
+    Comparison("a step with SmolLM2-135M", "TRL's GRPO trainer", "peers_pretrained", _ratio_to("trl")),
+    Comparison("the same", "the paper's code", "peers_pretrained", _ratio_to("paper")),
     Comparison(
         "from the command to the first rollout",
         "verl's own command",
         "training",
-        lambda report: report["to"]["bare"]["first_rollout"]["median"],
+        _ratio_to("bare", "first_rollout"),
     ),
     Comparison(
         "SFT of SmolLM2-135M",
@@ -73,7 +70,7 @@ COMPARISONS = (
         "reward, exact matching, cold",
         "the paper's reward function",
         "matching",
-        lambda report: report["modes"]["exact"]["of the public reference"],
+        lambda report: report["modes"]["exact"].get("of the public reference"),
     ),
     Comparison(
         "reward, fuzzy matching, cold",
@@ -161,22 +158,15 @@ GROWING = (
 UNITS = {"s": "s", "ms": "ms", "us": "µs"}
 
 
-@cache
-def read_report(name: str) -> Report | None:
-    """Return a kept report, None if there is none."""
-    path = BENCH / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+def read_report(name: str) -> Report:
+    """Return a kept report; {} if there is none."""
+    return read_kept(f"bench/{name}.json")
 
 
-def speed_sections(describe_machine: Callable[[Report], str]) -> str:
-    """Return the sections.
-
-    Args:
-        describe_machine: a report's "machine" -> its words.
-    """
-    return f"""
-## Speed beside what one would use instead
-Time of this program over the other's, in turns on the same cores; below 1 it is faster.
+def speed_sections() -> str:
+    """Return the sections."""
+    return f"""## Speed beside what one would use instead
+Time of this program over the other's, one after the other on the same cores; below 1 it is faster.
 [Performance](performance.md) explains it.
 
 {_comparison_table()}
@@ -199,7 +189,7 @@ Slopes over the two upper decades, or all sizes if there are fewer: 1 is linear.
 ## Where these figures come from
 `make bench` writes them, `make keep` keeps them.
 
-{_source_table(describe_machine)}"""
+{_source_table()}"""
 
 
 def _comparison_table() -> str:
@@ -209,10 +199,8 @@ def _comparison_table() -> str:
 
 def _describe_ratio(comparison: Comparison) -> str:
     report = read_report(comparison.report)
-    if report:
-        with contextlib.suppress(KeyError):  # a benchmark may have run without some of its peers
-            return f"{comparison.ratio(report):.2f}"
-    return "not recorded yet"
+    ratio = comparison.ratio(report) if report else None
+    return "not recorded yet" if ratio is None else f"{ratio:.2f}"
 
 
 def _peers_table(names: Iterable[str]) -> str:
@@ -251,20 +239,16 @@ def _run_cells(figures: dict[str, Any]) -> tuple[str, ...]:
 def _learning_section(name: str) -> str:
     """Return what each peer's model has learned; "" if the benchmark ran without --evaluate."""
     report = read_report(name)
-    if not report or "evaluation" not in report:
+    if "evaluation" not in report:
         return ""
     rows = []
     for kind, figures in report["evaluation"].items():
         metric = next(key for key in figures if key.startswith("ndcg@"))
         gain = figures.get("gain")
-        cells = (_with_error(figures[metric], ""), _with_error(gain, "+") if gain else "")
+        cells = (with_error(figures[metric]), with_error(gain, "+") if gain else "")
         rows.append((RUNS.get(kind, "before"), *cells))
     learned = table((f"after {report['steps']} steps", "NDCG", "gain, paired"), rows)
     return f"\n\nWhat the models had learned; the paper's code trains on its own reward, exact titles:\n\n{learned}"
-
-
-def _with_error(value: dict[str, float], sign: str) -> str:
-    return f"{value['mean']:{sign}.4f} ±{value['se']:.4f}"
 
 
 def _serving_table() -> str:
@@ -285,7 +269,7 @@ def _growth_table() -> str:
     rows = []
     for one in GROWING:
         report = read_report(one.report)
-        if not report or one.quantity not in report["growth"]:
+        if one.quantity not in report.get("growth", {}):
             continue
         growth = report["growth"][one.quantity]
         figure = growth["figures"][one.figure]
@@ -297,7 +281,8 @@ def _growth_table() -> str:
     return table(("part", "from and to", "time", "slope"), rows) if rows else NOT_RECORDED
 
 
-def _source_table(describe_machine: Callable[[Report], str]) -> str:
-    reports = {path.stem: read_report(path.stem) for path in sorted(BENCH.glob("*.json"))}
-    rows = ((code(name), describe_machine(report["machine"])) for name, report in reports.items() if report)
-    return table(("report", "machine"), rows)
+def _source_table() -> str:
+    names = sorted(path.stem for path in (measured.MEASURED / "bench").glob("*.json"))
+    return table(
+        ("report", "machine"), [(code(name), describe_machine(read_report(name)["machine"])) for name in names]
+    )

@@ -1,19 +1,16 @@
 """docs/explanation/status.md: what has been tested, where and when, from the files in notes/measured/."""
 
-import json
 from collections.abc import Iterable
 from datetime import date
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from reference_pages import measured
 from reference_pages.markdown import code, table
+from reference_pages.measured import describe_machine, read_kept, shorten_commit, with_error
 from reference_pages.speed import speed_sections
 
-ROOT = Path(__file__).resolve().parents[2]
-MEASURED = ROOT / "notes" / "measured"
 # Tiers of tests, with the command that runs each; `make keep` keeps what the last runs recorded.
 TIERS = {
     "quick": "make test",
@@ -56,7 +53,7 @@ The last recorded runs, by tier. A tier may have run in parts: each file counts 
 ## The demo with a pretrained model
 {_demo_table("pretrained")}
 
-{speed_sections(_describe_machine).strip()}
+{speed_sections()}
 
 ## On a GPU
 {_record_table(records["gpu"])}
@@ -114,33 +111,18 @@ def sum_up(records: Iterable[dict[str, Any]]) -> Tests:
         minutes=sum(record["minutes"] for record in there),
         first=days[0],
         last=days[-1],
-        commits=tuple(dict.fromkeys(map(_shorten_commit, there))),
+        commits=tuple(dict.fromkeys(map(shorten_commit, there))),
     )
 
 
-def _shorten_commit(record: dict[str, Any]) -> str:
-    commit, plus, changes = record["commit"].partition("+")
-    return f"{commit[:8]}{plus}{changes}"
-
-
-@cache
-def _read_tier(tier: str) -> dict[str, dict[str, Any]]:
-    """Return what the last recorded run of each test file in a tier came to."""
-    return _read_json(MEASURED / "tests" / f"{tier}.json")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
 def read_records() -> dict[str, Any]:
-    return yaml.safe_load((MEASURED / "records.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load((measured.MEASURED / "records.yaml").read_text(encoding="utf-8"))
 
 
 def _tier_table() -> str:
     rows = []
     for tier, command in TIERS.items():
-        if not (records := _read_tier(tier).values()):
+        if not (records := read_kept(f"tests/{tier}.json").values()):
             rows.append((code(command), tier, "not recorded", "", "", "", ""))
             continue
         found = sum_up(records)
@@ -162,7 +144,8 @@ def _area_table(areas: list[dict[str, Any]]) -> str:
 
 def describe_cpu_runs(files: list[str]) -> str:
     """Return "yes" if every one of these test files has passed, else what is missing."""
-    found = {file: [tier[file] for tier in map(_read_tier, TIERS) if file in tier] for file in files}
+    tiers = [read_kept(f"tests/{tier}.json") for tier in TIERS]
+    found = {file: [tier[file] for tier in tiers if file in tier] for file in files}
     missing = [file for file, records in found.items() if not records]
     if missing:
         return f"not recorded: {', '.join(map(code, missing))}"
@@ -172,13 +155,13 @@ def describe_cpu_runs(files: list[str]) -> str:
 
 def _demo_table(name: str) -> str:
     """Return a demo's table of models, with its gain, its duration and its machine."""
-    summary = _read_json(MEASURED / f"{name}.json")
+    summary = read_kept(f"{name}.json")
     if not summary:
         return "Not recorded."
     cutoff = max(int(key.partition("@")[2]) for key in summary["gain"] if key.startswith("ndcg@"))
     metrics = (f"recall@{cutoff}", f"ndcg@{cutoff}")
     rows = (
-        (code(model), *(_with_error(values[metric]) for metric in metrics))
+        (code(model), *(with_error(values[metric]) for metric in metrics))
         for model, values in summary["models"].items()
     )
     gain = summary["gain"][metrics[1]]
@@ -188,16 +171,7 @@ def _demo_table(name: str) -> str:
 
 Rank-GRPO minus SFT, paired by conversation: {gain["mean"]:+.4f} ± {gain["se"]:.4f} of NDCG@{cutoff}, {count}
 conversations. {minutes:.1f} minutes,
-{_describe_machine(summary["machine"])}."""
-
-
-def _with_error(value: dict[str, float]) -> str:
-    return f"{value['mean']:.4f} ±{value['se']:.4f}"
-
-
-def _describe_machine(machine: dict[str, Any]) -> str:
-    processor = " ".join((machine["processor"], *machine["flags"]))
-    return f"{machine['cores']} cores ({processor}), {machine['date'][:10]}, {code(_shorten_commit(machine))}"
+{describe_machine(summary["machine"])}."""
 
 
 def _record_table(records: list[dict[str, Any]]) -> str:

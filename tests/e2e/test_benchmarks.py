@@ -57,9 +57,11 @@ def test_a_model_of_its_own(name: str, options: str) -> None:
 
 @pytest.mark.slow
 def test_training_beside_stock_verl(trained: Any) -> None:
-    found = run("training", f"--demo {trained.out} --steps 4 --batch 2 --rollouts 2 --response 16")
+    found = run("training", f"--demo {trained.out} --steps 4 --batch 2 --rollouts 2 --response 16 --evaluate 8")
     assert {"ours", "stock"} == found["runs"].keys()
     assert found["to"]["stock"]["step"]["median"] > 0
+    assert found["evaluation"].keys() == {"start", "ours", "stock"}
+    assert found["evaluation"]["ours"]["gain"]["se"] >= 0
 
 
 @pytest.mark.slow
