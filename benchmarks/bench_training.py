@@ -21,8 +21,8 @@ of the rounds, with the least and the most. `estimate_MiB` is what the doctor sa
 all responses of a step at once, and pass them through the model in micro-batches of --micro-batch responses. They get
 the rows with their prompts already shortened.
 
---evaluate N: the models of the last round are saved, and write greedy lists for the first N conversations of the test
-split. `evaluation` has NDCG at the length of a list, of the start as well.
+--evaluate N: the models of the last round write greedy lists for the first N conversations of the test split.
+`evaluation` has NDCG at the length of a list, of the start as well. verl's own trainer leaves no model for that.
 """
 
 import argparse
@@ -181,6 +181,8 @@ def main() -> None:
         parser.error("--steps must be 4 at least: the first two are left out, and quartiles need two")
     if {"trl", "paper"} & set(options.runs) and options.peers is None:
         parser.error("--runs trl and paper need --peers FOLDER")
+    if options.evaluate and {"stock", "bare"} & set(options.runs):
+        parser.error("--evaluate: --runs stock and bare leave no model that can be evaluated")
     options.demo = options.demo.resolve()
     options.peers = options.peers and options.peers.resolve()
     folder = Path(tempfile.mkdtemp(prefix="bench-training-"))  # of a run that fails it stays, with the log
