@@ -130,7 +130,7 @@ OPTIONS_peers := $(DEMO) --runs ours trl paper --peers $(PEERS) --steps 20 --eva
 BENCHMARKS += peers
 endif
 ifdef SMOLLM2
-OPTIONS_engine := --model $(SMOLLM2) --rounds 5 --rows 8 --shortest 200 --longest 300 --completion 110 --tokens 2304 \
+OPTIONS_engine := --model $(SMOLLM2) --rows 8 --shortest 200 --longest 300 --completion 110 --tokens 2304 \
   --ways engine plain
 OPTIONS_memory := --model $(SMOLLM2) --data outputs/demo/data
 BENCHMARKS += engine memory

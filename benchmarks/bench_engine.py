@@ -11,8 +11,8 @@ plain         Hugging Face's model on the same micro-batches, of at most --token
               padded, a mask where something is padded. In bf16 under autocast
 plain rows    the same, a sequence at a time, without padding
 
-Seconds are wall clock, `cpu_seconds` those of all threads, `tokens_per_second` by the median wall clock of --rounds,
-after WARM_UP_STEPS steps. `peak_MiB` is the most memory that the process held. `plain_against_engine` is the faster plain
+In each of --rounds a way takes STEPS_OF_TURN steps, of which the first does not count. Seconds are wall clock,
+`cpu_seconds` those of all threads, `tokens_per_second` by the median wall clock of a step. `peak_MiB` is the most memory that the process held. `plain_against_engine` is the faster plain
 loop's tokens per second over the engine's. `product_gflops` is what this machine computes in products of hidden states
 and a matrix of the model's MLP, `of_product` the share of it that a way reaches, with 6 operations for each weight and
 token.
@@ -43,7 +43,7 @@ WAYS = ("engine", "plain", "plain rows")
 LEARNING_RATE = 1e-5
 WORDS_FROM = 10  # token ids below are special in most vocabularies
 PRODUCT_REPEATS = 20
-WARM_UP_STEPS = 3  # the first makes the optimizer's state; in the second, memory is laid out anew
+STEPS_OF_TURN = 4  # the first is slower, since the process has slept: a run takes its steps one after the other
 
 
 def make_rows(options: argparse.Namespace) -> list[list[int]]:
@@ -177,8 +177,7 @@ def serve(way: str, options: argparse.Namespace, pipe: Connection) -> None:
     torch.manual_seed(options.seed)
     trainer: Engine | PlainLoop = Engine(options) if way == "engine" else PlainLoop(options)
     rows = make_rows(options)
-    for _ in range(WARM_UP_STEPS):
-        trainer.step(rows)
+    trainer.step(rows)
     pipe.send("ready")
     while pipe.recv() == "step":
         begin = time.perf_counter()
@@ -228,8 +227,11 @@ def run_in_turns(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         times[way] = []
     for _ in range(options.rounds):
         for way, pipe in pipes.items():
-            pipe.send("step")
-            times[way].append(pipe.recv())
+            turn = []
+            for _ in range(STEPS_OF_TURN):
+                pipe.send("step")
+                turn.append(pipe.recv())
+            times[way] += turn[1:]
     num_tokens = sum(map(len, make_rows(options)))
     figures: dict[str, dict[str, Any]] = {}
     for way, pipe in pipes.items():
