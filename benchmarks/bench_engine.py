@@ -12,8 +12,8 @@ plain         Hugging Face's model on the same micro-batches, of at most --token
 plain rows    the same, a sequence at a time, without padding
 
 In each of --rounds a way takes STEPS_OF_TURN steps, of which the first does not count. Seconds are wall clock,
-`cpu_seconds` those of all threads, `tokens_per_second` by the median wall clock of a step. `peak_MiB` is the most memory
-that the process held. `plain_against_engine` is the faster plain loop's tokens per second over the engine's.
+`cpu_seconds` those of all threads, `tokens_per_second` by the median wall clock of a step. `peak_MiB` is the most
+memory that the process held. `plain_against_engine` is the faster plain loop's tokens per second over the engine's.
 `product_gflops` is what this machine computes in products of hidden states and a matrix of the model's MLP,
 `of_product` the share of it that a way reaches, with 6 operations for each weight and token.
 
