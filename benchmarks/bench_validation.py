@@ -37,8 +37,8 @@ PROMPT, RESPONSE = 256, 100
 CALLS = 3  # in a process, of plain vLLM and of training, in a round
 
 # As in our own processes, which also have Intel's OpenMP.
-VARIABLES = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
-VARIABLES |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+THREADS = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+VLLM = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 PLAIN = """
 import json, sys, time
 from transformers import AutoTokenizer
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, default=2050)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    os.environ.update(VARIABLES)
+    os.environ.update(THREADS | VLLM)
     use_intel_openmp()
     demo = options.demo.resolve()
     model = resolve_model(demo / "sft")
