@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,9 +90,7 @@ def inspect_table(
     """
     path = Path(path)
     rows = _check_columns(path, schema)
-    num_pairs = 0
-    num_without_year = 0
-    bad_years: list[str] = []
+    years = _TruthYears()
 
     def add(rows: pa.Array, problem: BadRecord) -> None:
         for row in rows.to_pylist():
@@ -102,55 +101,90 @@ def inspect_table(
         _check_message(add, numbers, batch["prompt"], "prompt", "user")
         if "completion" in schema.names:
             _check_message(add, numbers, batch["completion"], "completion", "assistant")
-        if TRUTH not in schema.names:
-            continue
-        for name in ("seen_titles", "sample_id"):
-            problem = BadRecord("table.null", f"`{name}` is null; write an empty list or a stable id")
-            add(numbers.filter(pc.is_null(batch[name])), problem)
-        null_titles = numbers.filter(_find_rows(batch["seen_titles"], pc.is_null(batch["seen_titles"].flatten())))
-        add(null_titles, BadRecord("table.null-title", "`seen_titles` contains null; omit unknown titles"))
-        truth = batch[TRUTH]
-        if not allow_empty_ground_truth:
-            is_empty = pc.equal(pc.fill_null(pc.list_value_length(truth), 0), 0)
-            problem = BadRecord(
-                "table.no-ground-truth",
-                "no ground truth; no response to such a row can earn a reward: drop these rows from the training file",
-            )
-            add(numbers.filter(is_empty), problem)
-        not_pairs = _find_rows(truth, pc.not_equal(pc.fill_null(pc.list_value_length(truth.flatten()), 0), 2))
-        problem = BadRecord("table.not-a-pair", "a ground truth is not a [title, year] pair; write pairs")
-        add(numbers.filter(not_pairs), problem)
-        truth = truth.filter(pc.invert(not_pairs))
-        numbers = numbers.filter(pc.invert(not_pairs))
-        title_and_year = truth.flatten().flatten()
-        titles = title_and_year[0::2]
-        years = title_and_year[1::2]
-        without_title = numbers.filter(_find_rows(truth, _is_blank(titles)))
-        add(without_title, BadRecord("table.no-title", "a ground truth has no title; remove the pair"))
-        has_year = pc.fill_null(pc.not_equal(years, ""), False)
-        num_pairs += len(years)
-        num_without_year += len(years) - (pc.sum(has_year).as_py() or 0)
-        if dated is False:
-            problem = BadRecord(
-                "table.unexpected-year",
-                'a ground truth has a year, but the catalog has no years; write [title, ""], or add years to the '
-                "catalog",
-            )
-            add(numbers.filter(_find_rows(truth, has_year)), problem)
-        is_year = pc.fill_null(pc.match_substring_regex(years, _YEAR_PATTERN), False)
-        parents = pc.list_parent_indices(truth)
-        for index in pc.indices_nonzero(pc.invert(is_year)).to_pylist() if dated else ():
-            row = numbers[parents[index].as_py()].as_py()
-            bad_years.append(f"row {row}: {titles[index].as_py()!r}, {years[index].as_py()!r}")
-    if dated and 0 < num_pairs == num_without_year and not damage:
+        if TRUTH in schema.names:
+            _check_titles_and_ids(add, numbers, batch)
+            if not allow_empty_ground_truth:
+                _check_truth_exists(add, numbers, batch[TRUTH])
+            _check_truth(add, numbers, batch[TRUTH], dated, years)
+    if dated and 0 < years.num_pairs == years.num_empty and not damage:
         raise UserError(
             "table.missing-years",
             f"{path}: no ground truth has a year, but the catalog has years, so nothing would ever match. Write "
             '[title, "YYYY"], or use the catalog of this data (years null in every row)',
         )
-    more = f" and {len(bad_years) - _MAX_YEARS} more" if len(bad_years) > _MAX_YEARS else ""
-    warning = f"{path}: invalid ground-truth years: {'; '.join(bad_years[:_MAX_YEARS])}{more}"
-    return TableReport(rows, [warning] if bad_years else [])
+    return TableReport(rows, years.describe_invalid(path))
+
+
+@dataclass
+class _TruthYears:
+    """The years of a table's ground truth.
+
+    Attributes:
+        num_pairs: number of pairs of a title and a year.
+        num_empty: number of pairs without a year.
+        invalid: years that are none, if the catalog has years; each with its row and title.
+    """
+
+    num_pairs: int = 0
+    num_empty: int = 0
+    invalid: list[str] = field(default_factory=list)
+
+    def describe_invalid(self, path: Path) -> list[str]:
+        """Return a warning about invalid years, if there are any."""
+        if not self.invalid:
+            return []
+        num_left_out = len(self.invalid) - _MAX_YEARS
+        more = f" and {num_left_out} more" if num_left_out > 0 else ""
+        return [f"{path}: invalid ground-truth years: {'; '.join(self.invalid[:_MAX_YEARS])}{more}"]
+
+
+def _check_titles_and_ids(add: _Add, numbers: pa.Array, batch: pa.RecordBatch) -> None:
+    for name in ("seen_titles", "sample_id"):
+        problem = BadRecord("table.null", f"`{name}` is null; write an empty list or a stable id")
+        add(numbers.filter(pc.is_null(batch[name])), problem)
+    has_null_title = _find_rows(batch["seen_titles"], pc.is_null(batch["seen_titles"].flatten()))
+    problem = BadRecord("table.null-title", "`seen_titles` contains null; omit unknown titles")
+    add(numbers.filter(has_null_title), problem)
+
+
+def _check_truth_exists(add: _Add, numbers: pa.Array, truth: pa.ListArray) -> None:
+    is_empty = pc.equal(pc.fill_null(pc.list_value_length(truth), 0), 0)
+    problem = BadRecord(
+        "table.no-ground-truth",
+        "no ground truth; no response to such a row can earn a reward: drop these rows from the training file",
+    )
+    add(numbers.filter(is_empty), problem)
+
+
+def _check_truth(add: _Add, numbers: pa.Array, truth: pa.ListArray, dated: bool | None, years: _TruthYears) -> None:
+    """Check ground truths, and add their years to those of the table."""
+    has_other_length = _find_rows(truth, pc.not_equal(pc.fill_null(pc.list_value_length(truth.flatten()), 0), 2))
+    problem = BadRecord("table.not-a-pair", "a ground truth is not a [title, year] pair; write pairs")
+    add(numbers.filter(has_other_length), problem)
+    truth = truth.filter(pc.invert(has_other_length))
+    numbers = numbers.filter(pc.invert(has_other_length))
+
+    title_and_year = truth.flatten().flatten()
+    titles = title_and_year[0::2]
+    found_years = title_and_year[1::2]
+    problem = BadRecord("table.no-title", "a ground truth has no title; remove the pair")
+    add(numbers.filter(_find_rows(truth, _is_blank(titles))), problem)
+
+    has_year = pc.fill_null(pc.not_equal(found_years, ""), False)
+    years.num_pairs += len(found_years)
+    years.num_empty += len(found_years) - (pc.sum(has_year).as_py() or 0)
+    if dated is False:
+        problem = BadRecord(
+            "table.unexpected-year",
+            'a ground truth has a year, but the catalog has no years; write [title, ""], or add years to the catalog',
+        )
+        add(numbers.filter(_find_rows(truth, has_year)), problem)
+    if dated:
+        is_year = pc.fill_null(pc.match_substring_regex(found_years, _YEAR_PATTERN), False)
+        parents = pc.list_parent_indices(truth)
+        for pair in pc.indices_nonzero(pc.invert(is_year)).to_pylist():
+            row = numbers[parents[pair].as_py()].as_py()
+            years.invalid.append(f"row {row}: {titles[pair].as_py()!r}, {found_years[pair].as_py()!r}")
 
 
 def _check_message(add: _Add, numbers: pa.Array, messages: pa.ListArray, column: str, role: str) -> None:
