@@ -21,6 +21,7 @@ from convrec.lists.settings import ListSettings, make_matcher
 from convrec.titles.catalog import load_catalog
 from convrec.titles.matching import Matcher
 
+Scores = dict[str, float | int | list]  # of a response: name -> value
 _building = threading.Lock()
 
 
@@ -80,7 +81,7 @@ def compute_score(
     rewards: Mapping[str, float] | None = None,
     train_files: str | Sequence[str] = (),
     **settings: Any,
-) -> dict[str, float | int | list]:
+) -> Scores:
     """Score one response.
 
     Args:
@@ -110,10 +111,7 @@ def compute_score(
             compute_score(data_source, solution_str, row, {"validate": True}, catalog_path=catalog_path, **settings)
             for row in ground_truth["rows"]
         ]
-        means: dict[str, float | int | list] = {"num_rows": len(rows)}
-        for name in rows[0]:
-            means[name] = sum(row[name] for row in rows) / len(rows)  # type: ignore[misc]
-        return means
+        return _average(rows)
     lists = ListSettings.of(settings)
     num_items = lists.num_items
     truth, seen = _read_ground_truth(ground_truth)
@@ -130,7 +128,7 @@ def compute_score(
     gain = dcg(relevance, num_items)
     hits = sum(relevance)
     num_relevant = len(matcher.truths(truth))
-    scores: dict[str, float | int | list] = {
+    scores: Scores = {
         "score": gain,
         "dcg": gain,
         "recall": hits / num_relevant if truth else 0.0,
@@ -143,20 +141,29 @@ def compute_score(
         "overflow": int(len(lines) > num_items),
         "underflow": int(len(lines) < num_items),
     }
-    if not (extra_info and extra_info.get("validate")):
-        if user_rewards.is_user_reward(reward):
-            returns = user_rewards.load(reward)(relevance, items + [None] * (num_items - len(items)))
-        else:
-            returns = rank_returns(relevance, num_items, reward, **settings)
-        if rewards:
-            parts = get_parts(catalog_path, lists, rewards, train_files)
-            item_returns = parts.returns(matched.catalog_index, matched.duplicate, matched.seen, num_items)
-            part_returns = {RELEVANCE: returns} | item_returns
-            scores["part_returns"] = [part_returns[name] for name in parts.weights]
-            returns = combined(part_returns, parts.weights, num_items)
-        scores["rank_returns"] = returns
-        scores["relevance"] = relevance
+    if extra_info and extra_info.get("validate"):
+        return scores
+    if user_rewards.is_user_reward(reward):
+        returns = user_rewards.load(reward)(relevance, items + [None] * (num_items - len(items)))
+    else:
+        returns = rank_returns(relevance, num_items, reward, **settings)
+    if rewards:
+        parts = get_parts(catalog_path, lists, rewards, train_files)
+        part_returns = {RELEVANCE: returns}
+        part_returns |= parts.returns(matched.catalog_index, matched.duplicate, matched.seen, num_items)
+        scores["part_returns"] = [part_returns[name] for name in parts.weights]
+        returns = combined(part_returns, parts.weights, num_items)
+    scores["rank_returns"] = returns
+    scores["relevance"] = relevance
     return scores
+
+
+def _average(rows: Sequence[Scores]) -> Scores:
+    """Return the mean of every value over the rows of one conversation, and their number."""
+    means: Scores = {"num_rows": len(rows)}
+    for name in rows[0]:
+        means[name] = sum(row[name] for row in rows) / len(rows)  # type: ignore[misc]
+    return means
 
 
 def count_training_mentions(files: Iterable[str], matcher: Matcher) -> list[int]:
