@@ -143,7 +143,7 @@ def _read_json(path: Path, damage: Damage, lists: bool) -> Records:
 
 
 def _find_records(value: dict[str, Any]) -> list[Any]:
-    """Return the records in an object."""
+    """Return the records in an object: in an envelope, by name, as columns (pandas' to_json), or the object itself."""
     for name in ENVELOPES:
         entries = value.get(name)
         if isinstance(entries, list) and not any(_is_turn(entry) for entry in entries[:1]):
@@ -152,10 +152,15 @@ def _find_records(value: dict[str, Any]) -> list[Any]:
     common = set.intersection(*map(set, parts)) if parts else set()
     if len(parts) < len(value) or not common:
         return [value]
-    rows = list(parts[0])
-    if all(list(part) == rows for part in parts) and all(row.isdecimal() for row in rows):
-        return [{name: column[row] for name, column in value.items()} for row in rows]
+    if _are_columns(parts):
+        return [{name: column[row] for name, column in value.items()} for row in parts[0]]
     return [{RECORD_NAME: name, **part} for name, part in value.items()]
+
+
+def _are_columns(parts: Sequence[dict[str, Any]]) -> bool:
+    """Return whether objects have the same numbers of rows as keys."""
+    rows = list(parts[0])
+    return all(row.isdecimal() for row in rows) and all(list(part) == rows for part in parts)
 
 
 def _is_turn(entry: Any) -> bool:
