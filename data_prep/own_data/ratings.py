@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
@@ -242,35 +242,55 @@ def _iter_record_blocks(path: Path, column_options: Sequence[str], damage: Damag
         yield pd.DataFrame(rows, [*block], [*roles.values()])
 
 
-def _iter_csv_blocks(path: Path, column_options: Sequence[str]) -> Iterator[pd.DataFrame]:
-    """Yield blocks of a CSV file, whose separator is guessed from the first line.
+class _CSVFormat(NamedTuple):
+    """How a CSV file is read.
+
+    Attributes:
+        separator: one character between cells.
+        names: columns of a file without a header; [] for one with a header.
+        num_skipped: lines before the header.
+    """
+
+    separator: str
+    names: list[str]
+    num_skipped: int
+
+
+def _guess_format(path: Path, column_options: Sequence[str]) -> _CSVFormat:
+    """Return the format of a CSV file by its first line.
 
     Names without `=` in `column_options` are the columns of a file without a header; `-` is a column to ignore.
     """
     first = next((text for _, text in iter_lines(path, is_table=True) if isinstance(text, str)), "")
-    excel = _EXCEL_SEPARATOR.match(first)
     names = [*ROLES] if path.name in HEADERLESS else [name for name in column_options if "=" not in name]
-    separator = excel[1] if excel else max(",\t;|", key=first.count)
+    if excel := _EXCEL_SEPARATOR.match(first):
+        return _CSVFormat(excel[1], names, num_skipped=1)
     if "::" in first:  # Arrow separators have one character: an empty cell comes between any two
-        separator = ":"
-        names = [name for role in names for name in (role, "-")][:-1]
+        return _CSVFormat(":", [name for role in names for name in (role, "-")][:-1], num_skipped=0)
+    return _CSVFormat(max(",\t;|", key=first.count), names, num_skipped=0)
+
+
+def _iter_csv_blocks(path: Path, column_options: Sequence[str]) -> Iterator[pd.DataFrame]:
+    """Yield blocks of a CSV file; the rows' index is their line in the file."""
+    form = _guess_format(path, column_options)
     encoding = detect_encoding(path)
     is_utf16 = encoding.startswith(("utf-16", "utf-32"))
-    source = open_bytes(path) if is_utf16 else str(path)
-    how = csv.ReadOptions(
+    reading = csv.ReadOptions(
         use_threads=False,
         block_size=1 << 24,
-        column_names=names or None,
-        skip_rows=int(excel is not None),
+        column_names=form.names or None,
+        skip_rows=form.num_skipped,
         encoding=UTF8 if is_utf16 else encoding,
     )
-    cells = csv.ParseOptions(delimiter=separator, newlines_in_values=not names)
-    header = names or csv.open_csv(source, how, cells).schema.names
-    if is_utf16:
-        source = open_bytes(path)
-    line = (1 if names else 2) + int(excel is not None)
+    parsing = csv.ParseOptions(delimiter=form.separator, newlines_in_values=not form.names)
+
+    def open_blocks(conversion: csv.ConvertOptions | None = None) -> csv.CSVStreamingReader:
+        return csv.open_csv(open_bytes(path) if is_utf16 else str(path), reading, parsing, conversion)
+
+    header = form.names or open_blocks().schema.names
     roles = find_columns(path, header, [entry for entry in column_options if "=" in entry])
     texts = csv.ConvertOptions(include_columns=[*roles], column_types=dict.fromkeys(roles, pa.string()))
-    for batch in csv.open_csv(source, how, cells, texts):
+    line = form.num_skipped + (1 if form.names else 2)
+    for batch in open_blocks(texts):
         yield batch.to_pandas().set_axis(range(line, line + len(batch))).rename(columns=roles)
         line += len(batch)
