@@ -276,27 +276,30 @@ class Supervisor:
     def end(self, code: int) -> int:
         """Wait for the guard to clean up after the fork, print messages, and return the exit status."""
         notes = self.notes()
+        run_folder = Path(notes["run"]) if "run" in notes else None
         was_stopped = self.deadline is not None or code in (-number for number in ENDING)
+        self._clean_up(notes, run_folder, was_killed=code < 0)
+        if notes.get("memory") and not was_stopped:  # killed without a message
+            from convrec.runs import memory
+
+            memory.print_kill_reason(notes["memory"])
+        saving_failed = code > 0 and code != STOPPED and not was_asked_to_stop()
+        if not was_stopped or code in (0, 2) or saving_failed:
+            return code if code >= 0 else 128 - code
+        if "said" not in notes:
+            self.say(format_stop_message(run_folder), may_cut_a_line=code < 0 and "temporary" in notes)
+        return STOPPED
+
+    def _clean_up(self, notes: Mapping[str, str], run_folder: Path | None, was_killed: bool) -> None:
         if temporary := notes.get("temporary"):
             from convrec.runs import guard
 
             guard.start_guard(Path(temporary))  # the guard may have been killed too
             guard.wait_until_gone(Path(temporary), GUARD_SECONDS)
-        run_folder = Path(notes["run"]) if "run" in notes else None
-        if code < 0 and run_folder:
+        if was_killed and run_folder:
             from convrec.runs.folder import remove_stale_lock
 
             remove_stale_lock(run_folder)
-        if notes.get("memory") and not was_stopped:  # killed without a message
-            from convrec.runs import memory
-
-            memory.print_kill_reason(notes["memory"])
-        only_asked_to_save = was_stopped and code > 0 and not was_asked_to_stop()
-        if not was_stopped or code in (0, 2) or (only_asked_to_save and code != STOPPED):  # saving may have failed
-            return code if code >= 0 else 128 - code
-        if "said" not in notes:
-            self.say(format_stop_message(run_folder), may_cut_a_line=code < 0 and "temporary" in notes)
-        return STOPPED
 
     def is_to_resume(self) -> bool:
         """Return whether to restart the run: it was lost, and has made progress since the last restart."""
