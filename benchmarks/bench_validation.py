@@ -29,15 +29,14 @@ from benchmarks.machine import print_report
 from benchmarks.processes import run_logged
 from benchmarks.training_run import TRAIN_RANK_GRPO, WITHOUT_VALIDATION, make_data_variables
 from convrec.checkpoints.models import resolve_model
-from convrec.cpu.openmp import use_intel_openmp
 from convrec.inference.generate import generate, reuse_engines
 from convrec.runs.folder import read_metrics
 
 PROMPT, RESPONSE = 256, 100
 CALLS = 3  # in a process, of plain vLLM and of training, in a round
 
-# As in our own processes, which also have Intel's OpenMP.
-THREADS = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+# Threads that sleep while they wait, and one for each core: as in our own processes.
+THREADS = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "OMP_WAIT_POLICY": "PASSIVE"}
 VLLM = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 PLAIN = """
 import json, sys, time
@@ -86,7 +85,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     os.environ.update(THREADS | VLLM)
-    use_intel_openmp()
     demo = options.demo.resolve()
     model = resolve_model(demo / "sft")
     rows = contexts(demo, options.contexts)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from convrec.base import gpus
-from convrec.cpu.openmp import use_intel_openmp
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 TOKEN_FILE = "ray_token"
@@ -47,9 +46,10 @@ CPU_VARIABLES = {
 def set_up_process() -> None:
     """Set variables for a command that starts engines, before torch and Ray are imported, which read them once.
 
-    On a CPU, training, rollout and Ray share the cores, and idle OpenMP threads must not take them from each other:
-    Intel's OpenMP is used where it is installed (convrec.cpu.openmp). GNU's threads sleep after some microseconds; with
-    its default, two runs on two cores took more than three times as long. Ray's workers inherit this.
+    Idle OpenMP threads sleep soon instead of spinning: training, rollout and Ray share the cores, and two runs on two
+    cores took more than three times as long with the default of GNU's OpenMP, which torch uses. Ray's workers inherit
+    this. With threads that sleep at once, SFT of a small model took 1.3 times as long as with a GOMP_SPINCOUNT of some
+    microseconds. Intel's OpenMP is no way out (notes/performance.md).
 
     Without a cluster, no server of a run listens beyond 127.0.0.1: servers of Ray, verl, vLLM and TransferQueue bind to
     the address that Ray has for this node, and Ray's own switch for a single node makes this the loopback address.
@@ -57,9 +57,8 @@ def set_up_process() -> None:
 
     Warnings are still heard after the import of vLLM's server.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # of GNU's OpenMP, as the next
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-    use_intel_openmp()
     for name, level in LOG_LEVEL.items():
         os.environ.setdefault(name, level)
     if not os.environ.get("RAY_ADDRESS"):

@@ -44,7 +44,6 @@ class Cluster:
             "RAY_TMPDIR": f"/tmp/r{self.port}",  # short: Ray's sockets are in it
             # as on machines of their own: verl and vLLM of one node do not see the other's loopback
             "OMP_WAIT_POLICY": "PASSIVE",
-            "KMP_BLOCKTIME": "0",
         }
         self.ray_folder = Path(self.environment["RAY_TMPDIR"])
         self.ray_folder.mkdir()

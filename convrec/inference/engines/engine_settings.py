@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from convrec.base.gpus import attention_settings, check_vllm_runs_on_cpu, usable_gpus
-from convrec.cpu.openmp import use_intel_openmp
 
 NO_COMPILER = ("TORCH_COMPILE_DISABLE", "1")  # on a CPU, vLLM compiles only a count over log-probs, for 14 of 34 s
 NO_NVCC = ("VLLM_USE_FLASHINFER_SAMPLER", "0")  # vLLM would compile it at its start, which needs more than a driver
@@ -41,7 +40,6 @@ def engine_settings(tensor_parallel: int, spare_cores: int = 0) -> tuple[bool, d
 def _cpu_settings(spare_cores: int) -> dict[str, Any]:
     import psutil
 
-    use_intel_openmp()
     available_gib = psutil.virtual_memory().available // 2**30
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(min(8, max(1, available_gib // 8))))
     # Pinning threads to cores helps only if nothing else runs there, and a container may not own the cores it sees.
