@@ -8,7 +8,7 @@ trained on. Each way is a process of its own that updates its weights by AdamW, 
 
 engine        what `convrec train sft` trains with, by the settings of conf/; --override changes them
 plain         Hugging Face's model on the same micro-batches, of at most --tokens: logits of trained tokens alone, rows
-              padded, a mask where something is padded. In bf16 under autocast
+              padded, a mask where something is padded. In bf16 under autocast, with torch's own OpenMP
 plain rows    the same, a sequence at a time, without padding
 
 In each of --rounds a way takes STEPS_OF_TURN steps, of which the first does not count. Seconds are wall clock,
@@ -36,6 +36,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.machine import print_report
 from convrec.checkpoints.models import resolve_model
+from convrec.cpu.openmp import use_intel_openmp
 from recipes.launch.environment import make_process_environment, set_up_process
 from recipes.preflight.precision import measure_precision
 
@@ -170,6 +171,11 @@ class Engine:
 
 def serve(way: str, options: argparse.Namespace, pipe: Connection) -> None:
     """In a process of its own: build the way's model, then take a step for every batch that comes."""
+    if way == "engine":
+        use_intel_openmp()
+    else:  # the user's own loop does not set these
+        os.environ.pop("OMP_WAIT_POLICY")
+        os.environ.pop("GOMP_SPINCOUNT")
     import torch
 
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # verl prints; standard output is for the figures

@@ -23,6 +23,7 @@ from pathlib import Path
 from convrec.base.errors import NoProgress, ProcessLost, UserError, is_lost_process, one_line
 from convrec.base.files import names_full_disk
 from convrec.checkpoints import saving
+from convrec.cpu.openmp import use_intel_openmp
 from convrec.runs import guard, memory, supervisor
 from convrec.runs.folder import hold, lacks_validation, latest_step, next_metrics_file
 from convrec.runs.starts import note_start
@@ -78,6 +79,8 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
         return answer_status
     attempt = Attempt(Console())
     set_up_process()
+    if recipe.is_sft:
+        use_intel_openmp()
     say_warnings(attempt.console, find_misspelt_variables(os.environ))  # first, because they may explain an error
     try:
         training = compose(recipe.name, arguments)
