@@ -179,7 +179,7 @@ def test_rank_grpo(trained, tmp_path, phase, number):
     stage.environment.update({"ROLLOUT_N": "4", "SAVE_FREQ": "1000", "TEST_FREQ": "-1"} | EACH_STEP.get(phase, {}))
     said, ended = stopped(stage, tmp_path, OF_RANK_GRPO[phase], number)
     step = latest_step(out)
-    assert said == f"stopped {'as asked ' if in_steps else ''}after step {step}; the same command resumes"
+    assert said == f"stopped {'on request ' if in_steps else ''}after step {step}; the same command resumes"
     assert (step >= 1) == in_steps
     if in_steps:
         assert step == max(trained_steps(out)) == ended + 1  # the step that was running is saved, and logged
@@ -193,7 +193,7 @@ def test_sft(trained, tmp_path, phase, number):
     in_steps = phase != "start"
     stage.environment.update({"SAVE_FREQ": "1000", "TEST_FREQ": "1000"} | EACH_STEP.get(phase, {}))
     said, _ = stopped(stage, tmp_path, OF_SFT[phase], number)
-    assert said == f"stopped {'as asked ' if in_steps else ''}after step {latest_step(out)}; the same command resumes"
+    assert said == f"stopped {'on request ' if in_steps else ''}after step {latest_step(out)}; the same command resumes"
     if in_steps:
         assert latest_step(out) == max(trained_steps(out))
 
