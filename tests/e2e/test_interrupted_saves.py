@@ -13,7 +13,7 @@ from .alone import alone
 from .conftest import FAULTS, ROOT, flip_a_byte, with_code_of_its_own
 
 pytestmark = FAULTS
-BEFORE_THE_MANIFEST = "    bytes_of = sizes(folder)\n    names = sorted("
+BEFORE_THE_MANIFEST = "    file_bytes = measure_files(folder)\n"
 KILL = '    if folder.name == "global_step_2":\n        os.kill(os.getpid(), 9)\n'
 
 
