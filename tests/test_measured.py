@@ -37,7 +37,7 @@ def status(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def kept(status: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def measured_folder(status: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty folder that the status page is made of instead of notes/measured/."""
     monkeypatch.setattr(status.measured, "MEASURED", tmp_path)
     (tmp_path / "tests").mkdir()
@@ -79,10 +79,10 @@ def test_gains_of_the_demos_are_the_kept_ones(page: str, metric: str) -> None:
 
 
 def test_the_demos_page_shows_the_kept_table() -> None:
-    kept = read_kept("demo.json")
+    demo = read_kept("demo.json")
     text = (ROOT / "docs" / "tutorials" / "demo.md").read_text(encoding="utf-8")
     for metric in ("recall@5", "recall@20", "ndcg@5", "ndcg@20"):
-        values = [one[metric] for one in kept["models"].values()]
+        values = [one[metric] for one in demo["models"].values()]
         row = next(line for line in text.splitlines() if line.lower().startswith(metric))
         assert row.split()[1:] == [part for value in values for part in (f"{value['mean']:.4f}", f"±{value['se']:.4f}")]
 
@@ -99,9 +99,9 @@ def test_results_of_test_files_are_summed_up(status: ModuleType) -> None:
     assert found.commits == ("aaaaaaaa", "bbbbbbbb+changes")
 
 
-def test_an_area_is_said_to_run_only_if_its_tests_passed(status: ModuleType, kept: Path) -> None:
+def test_an_area_is_said_to_run_only_if_its_tests_passed(status: ModuleType, measured_folder: Path) -> None:
     results = {"a.py": record(2, 0, 1, "12", "a" * 12), "b.py": record(2, 1, 1, "12", "a" * 12)}
-    (kept / "tests" / "long.json").write_text(json.dumps(results))
+    (measured_folder / "tests" / "long.json").write_text(json.dumps(results))
     assert status.describe_cpu_runs(["a.py"]) == "yes"
     assert status.describe_cpu_runs(["a.py", "b.py"]) == "failed: `b.py`"
     assert status.describe_cpu_runs(["a.py", "c.py"]) == "not recorded: `c.py`"
@@ -118,48 +118,48 @@ def read_speed_row(status: ModuleType, start: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
-def keep_report(kept: Path, name: str, report: dict[str, Any]) -> None:
+def keep_report(measured_folder: Path, name: str, report: dict[str, Any]) -> None:
     machine = {"processor": f"of {name}", "flags": [], "cores": 2, "date": "2026-11-30T10:00", "commit": "a" * 12}
-    (kept / "bench" / f"{name}.json").write_text(json.dumps({"machine": machine, **report}))
+    (measured_folder / "bench" / f"{name}.json").write_text(json.dumps({"machine": machine, **report}))
 
 
-def test_a_figure_without_a_report_is_not_made_up(status: ModuleType, kept: Path) -> None:
+def test_a_figure_without_a_report_is_not_made_up(status: ModuleType, measured_folder: Path) -> None:
     assert read_speed_row(status, "policy loss")[2] == "not recorded yet"
     assert "adding an item" not in status.speed_sections()
 
 
-def test_a_peer_that_did_not_run_is_not_recorded(status: ModuleType, kept: Path) -> None:
+def test_a_peer_that_did_not_run_is_not_recorded(status: ModuleType, measured_folder: Path) -> None:
     ratio = {"median": 0.2, "least": 0.2, "most": 0.2}
-    keep_report(kept, "training", {"to": {"stock": {"step": ratio, "first_rollout": ratio}}})
+    keep_report(measured_folder, "training", {"to": {"stock": {"step": ratio, "first_rollout": ratio}}})
     assert read_speed_row(status, "a step of Rank-GRPO")[2] == "0.20"
     assert read_speed_row(status, "from the command")[2] == "not recorded yet"
 
 
-def test_a_report_without_its_figure_is_an_error(status: ModuleType, kept: Path) -> None:
-    keep_report(kept, "loss", {"times vanilla": 0.3})
+def test_a_report_without_its_figure_is_an_error(status: ModuleType, measured_folder: Path) -> None:
+    keep_report(measured_folder, "loss", {"times vanilla": 0.3})
     with pytest.raises(KeyError, match="times gspo"):
         status.speed_sections()
 
 
-def test_ratios_are_our_time_over_the_others(status: ModuleType, kept: Path) -> None:
-    keep_report(kept, "loss", {"times vanilla": 0.274, "times gspo": 0.5})
+def test_ratios_are_our_time_over_the_others(status: ModuleType, measured_folder: Path) -> None:
+    keep_report(measured_folder, "loss", {"times vanilla": 0.274, "times gspo": 0.5})
     # twice as many tokens per second take half the time
-    keep_report(kept, "validation", {"training / plain": 2.0, "evaluation / plain": 0.8})
+    keep_report(measured_folder, "validation", {"training / plain": 2.0, "evaluation / plain": 0.8})
     assert read_speed_row(status, "policy loss")[2] == "0.27"
     assert read_speed_row(status, "validation during")[2] == "0.50"
     assert read_speed_row(status, "`convrec evaluate`")[2] == "1.25"
     assert read_speed_row(status, "`loss`")[1] == "2 cores (of loss), 2026-11-30, `aaaaaaaa`"
 
 
-def test_growth_is_shown_from_the_smallest_size_to_the_largest(status: ModuleType, kept: Path) -> None:
+def test_growth_is_shown_from_the_smallest_size_to_the_largest(status: ModuleType, measured_folder: Path) -> None:
     of_other = {name: {"values": [1, 1, 1], "slope": 0} for name in ("start_s", "request_ms", "new_condition_s")}
     figures = {**of_other, "add_item_s": {"values": [0.1, 1.2, 13.0], "slope": 1.06}}
     growth = {"serving": {"unit": "titles", "sizes": [1000, 10_000, 100_000], "figures": figures}}
-    keep_report(kept, "growth", {"growth": growth})
+    keep_report(measured_folder, "growth", {"growth": growth})
     assert read_speed_row(status, "adding an item")[1:] == ["1,000 to 100,000 titles", "0.1 to 13 s", "1.06"]
 
 
-def test_what_the_peers_have_learned_is_shown_with_its_errors(status: ModuleType, kept: Path) -> None:
+def test_what_the_peers_have_learned_is_shown_with_its_errors(status: ModuleType, measured_folder: Path) -> None:
     run = {
         "step_seconds": {"step": 4.0, "gen": 1.5},
         "step_quartiles": [3.0, 4.0, 5.0],
@@ -171,7 +171,7 @@ def test_what_the_peers_have_learned_is_shown_with_its_errors(status: ModuleType
         "ours": {"ndcg@20": {"mean": 0.42, "se": 0.01}, "gain": {"mean": 0.02, "se": 0.005}},
     }
     sizes = {"batch": 16, "rollouts": 8, "response": 100, "steps": 20, "dtype": "fp32"}
-    keep_report(kept, "peers", {**sizes, "runs": {"ours": [run]}, "to": {}, "evaluation": evaluation})
+    keep_report(measured_folder, "peers", {**sizes, "runs": {"ours": [run]}, "to": {}, "evaluation": evaluation})
     assert read_speed_row(status, "`peers` | 16 x 8, 100 tokens, fp32")[3:] == [
         "4.0 (3.0 to 5.0)",
         "1.5",

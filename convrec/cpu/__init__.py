@@ -1,8 +1,8 @@
 """verl, Ray and vLLM on a host without an accelerator: code that only such a host needs.
 
-`platform` uses the registries of the libraries. The following functions are replaced, because their libraries have no
-registry for them; each entry has the benefit and the condition under which it can be removed. `tests/test_upstream.py`
-pins the source of each.
+`platform` uses the registries of the libraries, and `openmp` loads another OpenMP for SFT. The following functions are
+replaced, because their libraries have no registry for them; each entry has the benefit and the condition under which it
+can be removed. `tests/test_upstream.py` pins the source of each.
 
 vLLM's `TopKTopPSampler.forward_cpu`, by `sampling`
     A step of the demo's model takes .88 of the time, its generation .73. Until vLLM samples on a CPU without a random

@@ -49,7 +49,7 @@ def set_up_process() -> None:
     Idle OpenMP threads sleep soon instead of spinning: training, rollout and Ray share the cores, and two runs on two
     cores took more than three times as long with the default of GNU's OpenMP, which torch uses. Ray's workers inherit
     this. With threads that sleep at once, SFT of a small model took 1.3 times as long as with a GOMP_SPINCOUNT of some
-    microseconds. Intel's OpenMP is no way out (notes/performance.md).
+    microseconds. SFT, a single process, uses Intel's instead (convrec.cpu.openmp).
 
     Without a cluster, no server of a run listens beyond 127.0.0.1: servers of Ray, verl, vLLM and TransferQueue bind to
     the address that Ray has for this node, and Ray's own switch for a single node makes this the loopback address.

@@ -79,7 +79,7 @@ def run(recipe: Recipe, arguments: list[str]) -> int:
         return answer_status
     attempt = Attempt(Console())
     set_up_process()
-    if recipe.is_sft:
+    if recipe.is_sft:  # it trains in this process; those of Ray are not affected
         use_intel_openmp()
     say_warnings(attempt.console, find_misspelt_variables(os.environ))  # first, because they may explain an error
     try:
