@@ -129,7 +129,7 @@ def test_killed_process_fails_its_requests_and_new_ones_wait(
         begin = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         errors = await asyncio.gather(*answering, return_exceptions=True)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 20  # they would have waited for 30
         assert [str(error).partition(";")[0] for error in errors] == ["the model's process ended while answering"] * 3
         assert len(set(map(id, errors))) == 3  # a shared one would keep all requests
         await asyncio.sleep(0.5)  # a request in the moment of the end would be refused as well
