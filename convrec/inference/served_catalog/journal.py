@@ -97,18 +97,18 @@ class Journal:
         Raises:
             StateUnreadable: the file is gone, or was truncated while in use.
         """
+        place = self._place  # before the file's size: another thread may append, and a file only grows
         try:
             current = self.path.stat()
         except OSError as error:
             raise self._make_missing_error(error) from None
-        read = os.fstat(self._place.file.fileno())
-        if (current.st_dev, current.st_ino) != (read.st_dev, read.st_ino):
+        if not os.path.samestat(current, os.fstat(place.file.fileno())):
             return True
-        if current.st_size < self._place.position:
+        if current.st_size < place.position:
             raise StateUnreadable(
                 "state.damaged-journal", f"{self.path}: it was truncated while in use. Restore it, or start again."
             )
-        return current.st_size > self._place.position
+        return current.st_size > place.position
 
     def read_news(self) -> tuple[Change, _Place]:
         """Read the changes that were not marked as read.
@@ -123,7 +123,8 @@ class Journal:
             StateUnreadable: the file is gone, was truncated, or has a line that is not a change.
         """
         self.has_news()
-        return self._read(self._place if self._is_current(self._place.file) else self._find_first_place())
+        place = self._place  # read once, since another thread may replace it
+        return self._read(place if self._is_current(place.file) else self._find_first_place())
 
     def _read(self, place: _Place) -> tuple[Change, _Place]:
         size = os.fstat(place.file.fileno()).st_size - place.position
@@ -143,8 +144,9 @@ class Journal:
 
     def count_unread_bytes(self) -> int:
         """Return the size of the changes that were not marked as read."""
+        place = self._place
         size = self.path.stat().st_size
-        return size - self._place.position if self._is_current(self._place.file) else size
+        return size - place.position if self._is_current(place.file) else size
 
     def mark_read(self, place: _Place) -> None:
         """Mark the changes before a position as read. An unreadable line raises an error each time until then."""

@@ -127,17 +127,19 @@ def test_five_thousand_requests_leave_memory_flat(tmp_path: Path, unread_model: 
         ThreadPoolExecutor(4) as threads,
     ):
 
-        def ask(number: int) -> int:
+        def ask(number: int) -> None:
             if number % 50 == 0:
                 price = {"item_id": f"f{number % 500}", "price": float(number)}
-                return client.patch("/v1/catalog/items", json={"items": [price]}).status_code
-            allow = [f"f{(number + other) % 500}" for other in range(20)]
-            return client.post("/v1/recommendations", json=ASK | {"allow": allow}).status_code
+                answer = client.patch("/v1/catalog/items", json={"items": [price]})
+            else:
+                allow = [f"f{(number + other) % 500}" for other in range(20)]
+                answer = client.post("/v1/recommendations", json=ASK | {"allow": allow})
+            assert answer.status_code == 200, answer.text
 
         processes = [psutil.Process(), *opened.processes]
         sizes = []
         for first in range(0, REQUESTS, 1000):
-            assert set(threads.map(ask, range(first, first + 1000))) == {200}
+            list(threads.map(ask, range(first, first + 1000)))
             gc.collect()
             sizes.append([process.memory_info().rss for process in processes])
         growth = [last - first for first, last in zip(sizes[0], sizes[-1], strict=True)]

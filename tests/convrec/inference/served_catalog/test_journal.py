@@ -151,6 +151,39 @@ def compact_and_die(catalog_file: Path, line: int) -> None:
     os._exit(0)
 
 
+def test_looking_for_news_beside_a_writer_finds_no_damage(catalog_file: Path) -> None:
+    """Threads of one process: one appends, the others look whether there is something new."""
+    journal = open_journal(catalog_file, compact_bytes=4096)
+    ended = threading.Event()
+    errors: list[Exception] = []
+
+    def look() -> None:
+        try:
+            while not ended.is_set():
+                journal.has_news()
+                journal.count_unread_bytes()
+                journal.read_news()
+        except Exception as error:
+            errors.append(error)
+
+    looking = [threading.Thread(target=look) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for one in looking:
+            one.start()
+        for price in range(300):
+            write(journal, a={"title": "Heat", "year": 1995, "price": price})
+            if journal.needs_compaction():
+                journal.compact()
+    finally:
+        ended.set()
+        for one in looking:
+            one.join()
+        sys.setswitchinterval(interval)
+    assert errors == []
+
+
 def test_compaction_drops_an_unfinished_line(catalog_file: Path) -> None:
     journal = open_journal(catalog_file)
     write(journal, a={"title": "Heat", "year": 1995})
