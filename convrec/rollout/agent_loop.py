@@ -23,10 +23,10 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from convrec.base.errors import one_line
 from convrec.features.feature import RolloutFeature
 from convrec.features.registry import start_rollout_features
 from convrec.features.responses import Prompt, SampledResponse
+from convrec.rollout.failures import Failure
 from convrec.rollout.queue import use_own_queue
 from convrec.rollout.reward_manager import GroupRewardManager
 from convrec.rollout.rewards import RewardClient, await_with_retries
@@ -54,7 +54,7 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         use_own_queue()
         super().__init__(*args, **kwargs)
-        self.first_failure: str | None = None
+        self.first_failure: Failure | None = None
         self.waiting: list[Prompt] = []
         self.siblings: dict[str, Siblings] = {}  # uid -> responses of a prompt that verl samples one by one
         _ = self.features  # so that an unreadable catalog is an error at the start
@@ -267,10 +267,10 @@ class ConvRecAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     # ---- failures ----
 
     def _note_failure(self, error: Exception) -> None:
-        self.first_failure = self.first_failure or one_line(error)
+        self.first_failure = self.first_failure or Failure.from_error(error)
 
-    async def failure(self) -> str | None:
-        """Return why the first failed prompt of this worker failed; None without a failure."""
+    async def failure(self) -> Failure | None:
+        """Return the failure of this worker's first failed prompt; None without one."""
         return self.first_failure
 
 
@@ -302,6 +302,7 @@ class ConvRecAgentLoopManager(AgentLoopManagerTQ):
 
         Raises:
             RuntimeError: a prompt cannot be sampled or scored; the message has the first reason.
+            ProcessLost: the reason is a process that died.
         """
         workers = self.agent_loop_workers
         size = -(-len(samples) // len(workers))
@@ -311,14 +312,12 @@ class ConvRecAgentLoopManager(AgentLoopManagerTQ):
                 [worker.validate.remote(share, global_steps) for worker, share in zip(workers, shares, strict=False)]
             )
         except RayTaskError as error:
-            raise RuntimeError(
-                f"a prompt of the validation could not be sampled or scored: {self.first_failure()}"
-            ) from error
+            raise self.find_failure().make_error("a prompt of the validation") from error
         if any(share is None for share in answers):
             return None
         return [answer for share in answers for answer in share]
 
-    def first_failure(self) -> str:
-        """Return why the first failed prompt of any worker failed."""
+    def find_failure(self) -> Failure:
+        """Return the failure of a worker's first failed prompt."""
         failures = ray.get([worker.failure.remote() for worker in self.agent_loop_workers])
-        return next((failure for failure in failures if failure), "see the log")
+        return next((failure for failure in failures if failure), Failure())

@@ -68,7 +68,7 @@ class TrainingEngine:
         registration.register_rollout()
         super().__init__(config)
         self.replay_buffer.poll_interval = POLL_SECONDS
-        failures.raise_on_failure(self.replay_buffer, lambda: self.agent_loop_manager.first_failure())
+        failures.raise_on_failure(self.replay_buffer, lambda: self.agent_loop_manager.find_failure())
         self.settings: RLConfig = read_settings(config)
         self.run_folder = Path(config.trainer.default_local_dir)
         self.timing_raw = {}

@@ -123,15 +123,17 @@ def watch_processes(watch: Watch) -> Iterator[None]:
     """Watch the run's processes during the block.
 
     Raises:
-        ProcessLost: a process or a node is lost, in place of Ray's error; the message names it.
+        ProcessLost: a process or a node is lost; the message names it, in place of the error of who noticed first.
         NoProgress: a phase hangs.
     """
     watch.start()
     try:
         yield
-    except RayError as error:  # other processes notice a death only as a closed connection
+    except (RayError, ProcessLost) as error:  # other processes notice a death only as a closed connection
+        if error is watch.error:
+            raise
         lost = watch.nodes.find_lost_node() or _wait_for_lost_actor(watch)
-        if lost or is_lost_process(error):
+        if lost or isinstance(error, ProcessLost) or is_lost_process(error):
             supervisor.note(lost="yes")
         if lost:
             raise ProcessLost(lost) from error

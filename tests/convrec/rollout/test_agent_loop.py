@@ -84,7 +84,7 @@ def test_a_reward_that_raises_fails_its_group_and_is_named(catalog: str) -> None
     assert {world.rows[f"train/u{index}"][0]["status"] for index in range(3)} == {"failure"}
     failure = asyncio.run(world.worker.failure())
     assert failure is not None
-    assert "the reward of sample 1 failed (ValueError: no such judge), 3 times" in failure
+    assert "the reward of sample 1 failed (ValueError: no such judge), 3 times" in failure.reason
 
 
 # ---- one by one, as verl does ----
@@ -125,7 +125,7 @@ def test_a_reward_that_fails_verls_way_stops_at_the_buffer(
     )
     assert queue.tags["a"]["status"] == "failure"
     with pytest.raises(RuntimeError, match=rf"1 prompts could not .*: the reward of sample 7 {reason}.*, 3 times"):
-        make_buffer(kind, lambda: worker.first_failure).sample(1, "train", 1)
+        make_buffer(kind, worker.first_failure).sample(1, "train", 1)
 
 
 def test_questions_are_not_sampled_verls_way(catalog: str) -> None:

@@ -1,13 +1,17 @@
 """A failed prompt ends the run at verl's replay buffers, which would train on the rest or refill forever."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
+from convrec.base.errors import ProcessLost
 from convrec.rollout import failures
+from convrec.rollout.failures import Failure
 from tests.queue_calls import replace_queue
+
+BY_REWARD = Failure("the reward raised")
 
 
 class FakeQueue:
@@ -40,7 +44,7 @@ class FakeQueue:
         self.tags |= dict(zip(keys, tags, strict=True))
 
 
-def make_buffer(kind: type[ReplayBuffer], failure: Callable[[], str] = lambda: "the reward raised") -> ReplayBuffer:
+def make_buffer(kind: type[ReplayBuffer], failure: Failure = BY_REWARD) -> ReplayBuffer:
     """Return a buffer like that of verl's trainer; a refill, which would never end, fails the test."""
 
     def refill(number: int) -> int:
@@ -48,7 +52,7 @@ def make_buffer(kind: type[ReplayBuffer], failure: Callable[[], str] = lambda: "
 
     mode = {ReplayBuffer: "sync", ReplayBufferAsync: "separate_async"}[kind]
     buffer = kind(mode, {}, 2, "drop", {}, poll_interval=0.0, refill_fn=refill)  # type: ignore[arg-type]
-    failures.raise_on_failure(buffer, failure)
+    failures.raise_on_failure(buffer, lambda: failure)
     return buffer
 
 
@@ -60,6 +64,14 @@ def test_failed_prompts_stop_the_run_with_the_first_reason(
     FakeQueue(monkeypatch, partition, a="finished", b="failure", c="failure", d="running")
     with pytest.raises(RuntimeError, match="2 prompts could not be sampled or scored: the reward raised"):
         make_buffer(kind).sample(1, partition, 2)
+
+
+@pytest.mark.parametrize("cause", [ActorDiedError(), ActorUnavailableError("Socket closed", None)])
+def test_prompts_that_fail_with_a_process_are_its_loss(cause: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a loss, the error makes the driver look for the process or node that died (watch_processes)."""
+    FakeQueue(monkeypatch, "train", a="failure")
+    with pytest.raises(ProcessLost, match=r"1 prompts could not be sampled or scored: a process of the run.* is gone"):
+        make_buffer(ReplayBuffer, Failure.from_error(cause)).sample(1, "train", 1)
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])

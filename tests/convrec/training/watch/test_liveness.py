@@ -142,6 +142,14 @@ def test_what_c_code_makes_of_a_loss_is_told_as_the_loss(actors: Actors, is_lost
         raise SystemError("of another kind")
 
 
+def test_a_loss_that_another_process_reports_is_named(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "CHECK_SECONDS", 60)  # the report is first
+    actors.state["training worker 0"] = "dead"
+    expected = pytest.raises(ProcessLost, match="the training worker 0 is gone")
+    with expected, liveness.watch_processes(liveness.Watch(actors.handles)):
+        raise ProcessLost("2 prompts could not be sampled or scored: a process of the run is gone")
+
+
 def test_a_driver_that_does_not_get_away_is_ended(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "SECONDS_TO_STOP", 0.05)
     actors.state["training worker 0"] = "dead"
