@@ -126,7 +126,7 @@ def wait_for(process: subprocess.Popen, happened: Callable[[], object], seconds:
     """It must not end before."""
     deadline = time.monotonic() + seconds
     while not happened():
-        assert process.poll() is None, "".join(text[-3000:] for text in process.communicate())
+        assert process.poll() is None, "".join((text or "")[-3000:] for text in process.communicate())
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
