@@ -112,7 +112,7 @@ lock: setup ## rewrite requirements/cpu.txt and gpu.txt from pyproject.toml
 DEMO := --demo outputs/demo
 OPTIONS_loss := --repeats 25
 OPTIONS_constrained_update := --lists 2 --repeats 3
-OPTIONS_constrained_decoding := --hidden 128 --layers 2 --tokens 24 --repeats 3
+OPTIONS_constrained_decoding := --lists 64 --hidden 128 --layers 2 --tokens 24 --repeats 3
 ifdef PEERS
 OPTIONS_matching := --reference $(PEERS)/paper/code
 ENVIRONMENT_matching := PYTHONPATH=$(PEERS)/paper/imports

@@ -1,12 +1,14 @@
-"""Keep what the last runs left in outputs/: results of tests, demos and benchmarks, for the status page.
+"""Keep what the last runs left in outputs/: results of tests, demos, benchmarks and the example matrix.
 
 python scripts/keep_results.py [FOLDER]    FOLDER: another clone's outputs/; the default is this one's
 
-Results of test files are added to those that are kept; those of a demo and of a benchmark replace them. An absolute
+Results of test files are added to those that are kept; those of a demo, of a
+benchmark and of the matrix replace them. An absolute
 path is shortened to its last part.
 """
 
 import argparse
+import csv
 import json
 import sys
 from pathlib import Path
@@ -20,6 +22,8 @@ MEASURED = ROOT / "notes" / "measured"
 DEMOS = ("demo", "pretrained")
 # Of a demo's summary: without its paths.
 KEPT_OF_A_DEMO = ("models", "gain", "seconds", "versions")
+# Of the matrix: the columns of table.csv that begin so and `run`, and all of pairs.csv.
+KEPT_METRICS = ("ndcg@20", "recall@20")
 
 
 def main() -> int:
@@ -36,15 +40,32 @@ def main() -> int:
         if source.exists():
             summary = _read(source)
             figures = {key: summary[key] for key in KEPT_OF_A_DEMO}
-            _write(MEASURED / f"{name}.json", {"machine": _describe_demo(source.parent), **figures})
+            _write(MEASURED / f"{name}.json", {"machine": _describe_run(source.parent / "rank_grpo"), **figures})
+    matrix = outputs / "matrix"
+    if (matrix / "table.csv").exists():
+        runs = {row["run"]: _keep_metrics(row) for row in _read_csv(matrix / "table.csv")}
+        compared = _read_csv(matrix / "pairs.csv")
+        pairs = {f"{row['variant']} minus {row['minus']}": _keep_metrics(row) for row in compared}
+        trained = next(name for name in reversed(runs) if (matrix / name / "starts.jsonl").exists())
+        kept = {"machine": _describe_run(matrix / trained), "runs": runs, "pairs": pairs}
+        _write(MEASURED / "matrix.json", kept)
     return 0
 
 
-def _describe_demo(folder: Path) -> dict[str, Any]:
-    """Return this machine, with the time and the commit of the demo's last start of Rank-GRPO."""
-    last = (folder / "rank_grpo" / "starts.jsonl").read_text(encoding="utf-8").splitlines()[-1]
+def _describe_run(folder: Path) -> dict[str, Any]:
+    """Return this machine, with the time and the commit of the run's last start."""
+    last = (folder / "starts.jsonl").read_text(encoding="utf-8").splitlines()[-1]
     start = json.loads(last)
     return {**describe_machine(), "date": start["time"], "commit": start["commit"]}
+
+
+def _read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _keep_metrics(row: dict[str, str]) -> dict[str, float]:
+    return {name: float(value) for name, value in row.items() if value and name.startswith(KEPT_METRICS)}
 
 
 def _shorten_paths(value: Any) -> Any:

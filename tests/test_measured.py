@@ -1,5 +1,6 @@
 """notes/measured/: the status page is made of it, and the figures of other pages are its figures."""
 
+import itertools
 import json
 import re
 import sys
@@ -85,6 +86,32 @@ def test_the_demos_page_shows_the_kept_table() -> None:
         values = [one[metric] for one in demo["models"].values()]
         row = next(line for line in text.splitlines() if line.lower().startswith(metric))
         assert row.split()[1:] == [part for value in values for part in (f"{value['mean']:.4f}", f"±{value['se']:.4f}")]
+
+
+def read_rows(title: str) -> dict[str, list[str]]:
+    """Return the rows of the first table after a sentence of results.md: name -> cells."""
+    text = (ROOT / "docs" / "explanation" / "results.md").read_text(encoding="utf-8")
+    lines = text.partition(title)[2].lstrip().splitlines()
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines)
+    cells = [[cell.strip().strip("`") for cell in row.split("|")[1:-1]] for row in rows]
+    return {name: values for name, *values in cells if name and not name.startswith("---")}
+
+
+def format_mean(figures: dict[str, float], name: str, sign: str = "") -> str:
+    return f"{figures[name]:{sign}.4f} ±{figures[f'{name} se']:.4f}" if name in figures else ""
+
+
+def test_tables_of_the_example_matrix_have_the_kept_figures() -> None:
+    runs = read_kept("matrix.json")["runs"]
+    assert read_rows("processor and no GPU.") == {
+        name: [format_mean(one, "recall@20"), format_mean(one, "ndcg@20"), format_mean(one, "ndcg@20 gain", "+")]
+        for name, one in runs.items()
+    }
+    assert read_rows("under the catalog's constraint:") == {
+        name: [format_mean(one, "ndcg@20 constrained"), format_mean(one, "ndcg@20 constrained gain", "+")]
+        for name, one in runs.items()
+        if "ndcg@20 constrained" in one
+    }
 
 
 def record(passed: int, failed: int, minutes: float, day: str, commit: str) -> dict[str, Any]:
