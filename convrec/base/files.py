@@ -213,6 +213,14 @@ def write_table(path: Path, table: "pa.Table") -> None:
         pq.write_table(table, partial)
 
 
+def list_files(folder: Path) -> list[Path]:
+    """Return the files below a folder, sorted. What another process removes meanwhile is left out.
+
+    `Path.rglob` raises FileNotFoundError where a folder vanishes below it.
+    """
+    return sorted(Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+
+
 def file_hash(path: str | os.PathLike) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal digits."""
     with open(path, "rb") as file:

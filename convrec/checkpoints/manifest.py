@@ -12,7 +12,7 @@ from typing import Any
 import xxhash
 
 from convrec.base.errors import UserError
-from convrec.base.files import read_json, write_json
+from convrec.base.files import list_files, read_json, write_json
 from convrec.runs.card import CARD
 from convrec.runs.folder import MANIFEST
 
@@ -80,14 +80,15 @@ def find_damaged_file(folder: Path) -> str | None:
 def measure_files(folder: Path) -> dict[str, int]:
     """Return the bytes of every file below the folder, by relative path.
 
-    Files that readers add later do not count, nor does the model card, which the owner edits.
+    Files that readers add later, and may remove at any moment, do not count, nor does the model card, which the owner
+    edits.
     """
     return {
         path.relative_to(folder).as_posix(): path.stat().st_size
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and path.name not in (MANIFEST, CARD)
+        for path in list_files(folder)
+        if path.name not in (MANIFEST, CARD)
         and not any(part == MERGED or part.startswith(UNFINISHED) for part in path.relative_to(folder).parts)
+        and path.is_file()
     }
 
 

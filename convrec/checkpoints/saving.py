@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.base.errors import UserError, one_line
-from convrec.base.files import find_full_disk, names_full_disk, read_json_object, write_json, write_text
+from convrec.base.files import find_full_disk, list_files, names_full_disk, read_json_object, write_json, write_text
 from convrec.checkpoints import manifest
 from convrec.checkpoints.files import check_shards, locate_shards, read_json_or_empty, read_world_size
 from convrec.checkpoints.plain_load import check_plain
@@ -383,8 +383,9 @@ def check_shards_to_load(run_folder: Path, processes: int) -> list[str]:
             values.
     """
     step = latest_step(run_folder)
-    for file in sorted(step_folder(run_folder, step).rglob("*.pt") if step else ()):
-        check_plain(file)
+    for file in list_files(step_folder(run_folder, step)) if step else ():
+        if file.suffix == ".pt":
+            check_plain(file)
     folder = locate_shards(step_folder(run_folder, step))
     saved = read_world_size(folder) if step else None
     if saved in (None, processes):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from convrec.base.errors import UserError
+from convrec.base.files import list_files
 
 RUNNING = "running"
 # The id of the Ray job; stop files for other starts of the run do not concern this one.
@@ -215,8 +216,8 @@ def saved_steps(run_folder: Path) -> list[int]:
     """
 
     def has_model(step: int) -> bool:
-        folder = run_folder / f"global_step_{step}"
-        return any(next(folder.rglob(pattern), None) for pattern in _MODEL_FILES)
+        files = list_files(run_folder / f"global_step_{step}")
+        return any(file.match(pattern) for file in files for pattern in _MODEL_FILES)
 
     return [step for step in _list_steps_with_manifest(run_folder) if has_model(step)]
 

@@ -33,8 +33,6 @@ class Engine:
         loop: the engine's event loop.
     """
 
-    _is_closed = False
-
     def __init__(
         self, model: str, trie_file: str | None, *, max_model_len: int, tensor_parallel: int = 1, **settings: Any
     ):
@@ -64,6 +62,8 @@ class Engine:
             self._settings |= {"logits_processors": [PROCESSOR], "additional_config": {TRIE: trie_file}}
             self._settings["logprobs_mode"] = "processed_logprobs"  # scores are those of the constrained policy
         self._numbers = itertools.count()
+        self._closing = threading.Lock()
+        self._is_closed = False
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="convrec-engine", daemon=True)
         self._thread.start()
@@ -90,10 +90,11 @@ class Engine:
         Raises:
             RuntimeError: the engine was closed.
         """
-        if self._is_closed:  # the loop would never run it
-            coroutine.close()
-            raise RuntimeError("the engine was closed. Load the model again.")
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        with self._closing:  # the loop would never run what comes after its end
+            if not self._is_closed:
+                return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        coroutine.close()
+        raise RuntimeError("the engine was closed. Load the model again.")
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the engine's loop and wait for it, in any thread except the loop's.
@@ -169,7 +170,8 @@ class Engine:
             log.disabled = False
 
     def _stop_loop(self) -> None:
-        self._is_closed = True
+        with self._closing:
+            self._is_closed = True
 
         async def cancel_others() -> None:
             others = asyncio.all_tasks() - {asyncio.current_task()}

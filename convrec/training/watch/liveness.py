@@ -54,8 +54,9 @@ class Watch:
         """Return the name of an actor that is dead or unreachable for UNREACHABLE_SECONDS; "" if there is none."""
         for name, handle in self.actors().items():
             try:
-                if name in self.pending:
-                    answered, _ = ray.wait([self.pending[name]], timeout=0)
+                pending = self.pending.get(name)  # read once: the watching thread and the main thread may both look
+                if pending is not None:
+                    answered, _ = ray.wait([pending], timeout=0)
                     if not answered:
                         continue
                     ray.get(answered[0])
@@ -89,7 +90,7 @@ class Watch:
 
     def list_silent(self) -> list[str]:
         """Return the names of the actors that have not answered; busy ones are among them."""
-        return [name for name, answer in self.pending.items() if not ray.wait([answer], timeout=0)[0]]
+        return [name for name, answer in list(self.pending.items()) if not ray.wait([answer], timeout=0)[0]]
 
     def start(self) -> None:
         """Start to watch; must be called in the main thread, which a problem interrupts."""

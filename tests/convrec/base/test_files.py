@@ -20,6 +20,7 @@ from convrec.base.files import (
     atomic_write_folder,
     file_hash,
     find_full_disk,
+    list_files,
     names_full_disk,
     read_json,
     scratch_folder,
@@ -53,6 +54,21 @@ def test_a_file_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
         partial.write_text("after")
     assert path.read_text() == "after"
     assert list_names(path.parent) == ["a.txt"]
+
+
+def test_files_are_listed_beside_a_folder_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("actor/a.pt", "merged/b.pt", "z.json"):
+        write_text(tmp_path / name, "content")
+    scandir = os.scandir
+
+    def remove_first(path: str | Path) -> "os.ScandirIterator":
+        if Path(path).name == "merged":
+            (Path(path) / "b.pt").unlink()
+            Path(path).rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", remove_first)
+    assert list_files(tmp_path) == [tmp_path / "actor" / "a.pt", tmp_path / "z.json"]
 
 
 def test_a_folder_has_its_name_when_it_is_complete(tmp_path: Path) -> None:
