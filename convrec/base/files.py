@@ -1,11 +1,13 @@
 """Write files and folders atomically, read and write JSON, and hash files.
 
 An incomplete file or folder has a temporary name next to its target, `.NAME.partial-HOST-THREAD`; a folder that is
-being replaced has for a moment the name `.NAME.partial-HOST-THREAD.old`. Readers therefore never see half a file,
-several writers of one file do not disturb each other, and the next writer removes what a killed process left.
+being replaced has for a moment the name `.NAME.partial-HOST-THREAD.old`, and meanwhile `.NAME.partial.lock` is locked.
+Readers therefore never see half a file, several writers of one file or folder do not disturb each other, and the next
+writer removes what a killed process left.
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -15,9 +17,9 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from convrec.base.errors import UserError
 
@@ -49,8 +51,8 @@ def atomic_write_folder(path: Path, unless: Callable[[], bool] = lambda: False) 
 
     Args:
         path: the folder to write.
-        unless: called at the end; returns True if another process has meanwhile made `path`, which then stays, because
-            it may be in use.
+        unless: called at the end, while no other writer can replace `path`; returns True if another process has
+            meanwhile made it. It then stays, because it may be in use.
     """
     path = path.resolve()
     partial = _make_partial_path(path)
@@ -58,10 +60,11 @@ def atomic_write_folder(path: Path, unless: Callable[[], bool] = lambda: False) 
     old = partial.with_name(partial.name + OLD)
     try:
         yield partial
-        if not unless():
-            if path.exists():
-                path.rename(old)
-            partial.rename(path)
+        with _lock(path):
+            if not unless():
+                if path.exists():
+                    path.rename(old)
+                partial.rename(path)
     finally:
         for leftover in (old, partial):
             _clean_up(leftover, path)
@@ -90,12 +93,50 @@ def _make_partial_path(path: Path) -> Path:
 
 def _clean_up(leftover: Path, path: Path) -> None:
     """Remove a leftover next to `path`, or restore it if its writer died between the two renames."""
-    if leftover.name.endswith(OLD) and leftover.exists() and not path.exists():
-        leftover.rename(path)
-    elif leftover.is_dir():
+    if leftover.name.endswith(OLD) and leftover.exists():
+        with _lock(path):
+            if leftover.exists() and not path.exists():
+                leftover.rename(path)
+    if leftover.is_dir():
         shutil.rmtree(leftover, ignore_errors=True)
     else:
         leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Let one writer at a time, of all processes and nodes, replace `path`; on storage without locks, do nothing.
+
+    A file is locked, not the folder above: on NFS, other nodes do not see locks on folders.
+    """
+    name = path.with_name(f".{path.name}.partial.lock")
+    file = _open_locked(name)
+    try:
+        yield
+    finally:
+        if file:
+            name.unlink(missing_ok=True)
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing does not unlock it if a process forked meanwhile has it open
+            file.close()
+
+
+def _open_locked(name: Path) -> IO[bytes] | None:
+    """Create a file, wait for its lock, and return it open; None if it cannot be locked."""
+    while True:
+        try:
+            file = name.open("ab")
+        except OSError:  # the folder cannot be written: the rename says so
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            file.close()
+            name.unlink(missing_ok=True)
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), name.stat()):
+                return file
+        file.close()  # the previous holder has removed the file in the meantime
 
 
 def has_ended(thread: str) -> bool:

@@ -1,6 +1,7 @@
 """The contents of the disk while a file is written, after a failure, and after the writer was killed."""
 
 import errno
+import fcntl
 import os
 import signal
 import socket
@@ -144,6 +145,65 @@ def test_a_folder_that_another_process_wrote_may_stay(tmp_path: Path) -> None:
         pass
     assert list_names(path) == []
     assert list_names(tmp_path) == ["it"]
+
+
+def test_a_folder_that_another_process_writes_during_the_check_stays(tmp_path: Path) -> None:
+    """It may be in use as soon as it is there."""
+    path = tmp_path / "it"
+    in_use: list[int] = []
+
+    def is_there() -> bool:
+        return (path / "part").exists()
+
+    def write_and_use() -> None:
+        with atomic_write_folder(path, unless=is_there) as partial:
+            (partial / "part").touch()
+        in_use.append(path.stat().st_ino)
+
+    other = threading.Thread(target=write_and_use)
+
+    def look_beside_other() -> bool:
+        was_there = is_there()
+        other.start()
+        other.join(0.5)  # ends at once unless it waits for this thread
+        return was_there
+
+    with atomic_write_folder(path, unless=look_beside_other) as partial:
+        (partial / "part").touch()
+    other.join()
+    assert in_use == [path.stat().st_ino]
+    assert list_names(tmp_path) == ["it"]
+
+
+def test_threads_that_replace_one_folder_take_turns(tmp_path: Path) -> None:
+    path = tmp_path / "it"
+    errors: list[OSError] = []
+
+    def replace_often() -> None:
+        for _ in range(50):
+            try:
+                write(atomic_write_folder, path)
+            except OSError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=replace_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert list_names(path) == ["part"]
+    assert list_names(tmp_path) == ["it"]
+
+
+def test_storage_without_locks_is_written_without_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for _ in range(2):
+        write(atomic_write_folder, tmp_path / "it")
+        assert list_names(tmp_path) == ["it"]
 
 
 def test_threads_that_write_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
