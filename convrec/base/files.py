@@ -1,9 +1,9 @@
 """Write files and folders atomically, read and write JSON, and hash files.
 
-An incomplete file or folder has a temporary name next to its target, `.NAME.partial-HOST-THREAD`; a folder that is
-being replaced has for a moment the name `.NAME.partial-HOST-THREAD.old`, and meanwhile `.NAME.partial.lock` is locked.
-Readers therefore never see half a file, several writers of one file or folder do not disturb each other, and the next
-writer removes what a killed process left.
+An incomplete file or folder has a temporary name next to its target, `.NAME.partial-HOST-NAMESPACE-THREAD`, where
+NAMESPACE is that of the process ids; a folder that is being replaced has for a moment the same name with `.old`, and
+meanwhile `.NAME.partial.lock` is locked. Readers therefore never see half a file, several writers of one file or folder
+do not disturb each other, and the next writer removes what a killed process left.
 """
 
 import errno
@@ -12,10 +12,12 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OLD = ".old"
+PID_NAMESPACE = "/proc/self/ns/pid"
+ABANDONED_SECONDS = 24 * 3600  # without a change, a writer that cannot be looked up counts as ended
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)  # EDQUOT: the user's quota
 FULL_BYTES = 2**20  # a disk with less free space counts as full
 
@@ -76,19 +80,39 @@ def scratch_folder(path: Path) -> AbstractContextManager[Path]:
 
 
 def _make_partial_path(path: Path) -> Path:
-    """Return this thread's temporary name for `path`, and remove what ended threads of this host left.
-
-    In a restarted container, the previous process may have had the id of this thread.
-    """
+    """Return this thread's temporary name for `path`, and remove what ended threads of this host left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     start = f".{path.name}.partial-{socket.gethostname()}-"
-    own_id = threading.get_native_id()
+    names = re.compile(rf"{re.escape(start)}(?P<namespace>\d+)-(?P<thread>\d+)({re.escape(OLD)})?")
     for name in os.listdir(path.parent):
-        thread = name.removeprefix(start).removesuffix(OLD)
-        if not name.startswith(start) or not thread.isdigit() or not (int(thread) == own_id or has_ended(thread)):
-            continue
-        _clean_up(path.parent / name, path)
-    return path.with_name(f"{start}{own_id}")
+        match = names.fullmatch(name)
+        if match and _is_abandoned(path.parent / name, int(match["namespace"]), int(match["thread"])):
+            _clean_up(path.parent / name, path)
+    return path.with_name(f"{start}{_get_pid_namespace()}-{threading.get_native_id()}")
+
+
+def _get_pid_namespace() -> int:
+    """Return a number for the namespace of this process's id: containers with one host name have different ones."""
+    try:
+        return os.stat(PID_NAMESPACE).st_ino
+    except OSError:  # not Linux
+        return 0
+
+
+def _is_abandoned(partial: Path, namespace: int, thread: int) -> bool:
+    """Return whether the thread that writes under a temporary name has ended.
+
+    In a restarted container, a thread of the previous process may have had the id of this thread. Threads of another
+    namespace cannot be looked up: theirs is abandoned when nothing in it has changed for ABANDONED_SECONDS.
+    """
+    if namespace == _get_pid_namespace():
+        return thread == threading.get_native_id() or has_ended(str(thread))
+    try:
+        # the time of the last change in the file system; copied files keep their other times
+        last_change = max(path.lstat().st_ctime for path in (partial, *partial.rglob("*")))
+    except FileNotFoundError:  # its writer is at work
+        return False
+    return time.time() - last_change > ABANDONED_SECONDS
 
 
 def _clean_up(leftover: Path, path: Path) -> None:
