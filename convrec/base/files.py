@@ -1,23 +1,27 @@
 """Write files and folders atomically, read and write JSON, and hash files.
 
-An incomplete file or folder has a temporary name next to its target, `.NAME.partial-HOST-THREAD`; a folder that is
-being replaced has for a moment the name `.NAME.partial-HOST-THREAD.old`. Readers therefore never see half a file,
-several writers of one file do not disturb each other, and the next writer removes what a killed process left.
+An incomplete file or folder has a temporary name next to its target, `.NAME.partial-HOST-NAMESPACE-THREAD`, where
+NAMESPACE is that of the process ids; a folder that is being replaced has for a moment the same name with `.old`, and
+meanwhile `.NAME.partial.lock` is locked. Readers therefore never see half a file, several writers of one file or folder
+do not disturb each other, and the next writer removes what a killed process left.
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from convrec.base.errors import UserError
 
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OLD = ".old"
+PID_NAMESPACE = "/proc/self/ns/pid"
+ABANDONED_SECONDS = 24 * 3600  # without a change, a writer that cannot be looked up counts as ended
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)  # EDQUOT: the user's quota
 FULL_BYTES = 2**20  # a disk with less free space counts as full
 
@@ -49,8 +55,8 @@ def atomic_write_folder(path: Path, unless: Callable[[], bool] = lambda: False) 
 
     Args:
         path: the folder to write.
-        unless: called at the end; returns True if another process has meanwhile made `path`, which then stays, because
-            it may be in use.
+        unless: called at the end, while no other writer can replace `path`; returns True if another process has
+            meanwhile made it. It then stays, because it may be in use.
     """
     path = path.resolve()
     partial = _make_partial_path(path)
@@ -58,10 +64,11 @@ def atomic_write_folder(path: Path, unless: Callable[[], bool] = lambda: False) 
     old = partial.with_name(partial.name + OLD)
     try:
         yield partial
-        if not unless():
-            if path.exists():
-                path.rename(old)
-            partial.rename(path)
+        with _lock(path):
+            if not unless():
+                if path.exists():
+                    path.rename(old)
+                partial.rename(path)
     finally:
         for leftover in (old, partial):
             _clean_up(leftover, path)
@@ -73,29 +80,87 @@ def scratch_folder(path: Path) -> AbstractContextManager[Path]:
 
 
 def _make_partial_path(path: Path) -> Path:
-    """Return this thread's temporary name for `path`, and remove what ended threads of this host left.
-
-    In a restarted container, the previous process may have had the id of this thread.
-    """
+    """Return this thread's temporary name for `path`, and remove what ended threads of this host left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     start = f".{path.name}.partial-{socket.gethostname()}-"
-    own_id = threading.get_native_id()
+    names = re.compile(rf"{re.escape(start)}(?P<namespace>\d+)-(?P<thread>\d+)({re.escape(OLD)})?")
     for name in os.listdir(path.parent):
-        thread = name.removeprefix(start).removesuffix(OLD)
-        if not name.startswith(start) or not thread.isdigit() or not (int(thread) == own_id or has_ended(thread)):
-            continue
-        _clean_up(path.parent / name, path)
-    return path.with_name(f"{start}{own_id}")
+        match = names.fullmatch(name)
+        if match and _is_abandoned(path.parent / name, int(match["namespace"]), int(match["thread"])):
+            _clean_up(path.parent / name, path)
+    return path.with_name(f"{start}{_get_pid_namespace()}-{threading.get_native_id()}")
+
+
+def _get_pid_namespace() -> int:
+    """Return a number for the namespace of this process's id: containers with one host name have different ones."""
+    try:
+        return os.stat(PID_NAMESPACE).st_ino
+    except OSError:  # not Linux
+        return 0
+
+
+def _is_abandoned(partial: Path, namespace: int, thread: int) -> bool:
+    """Return whether the thread that writes under a temporary name has ended.
+
+    In a restarted container, a thread of the previous process may have had the id of this thread. Threads of another
+    namespace cannot be looked up: theirs is abandoned when nothing in it has changed for ABANDONED_SECONDS.
+    """
+    if namespace == _get_pid_namespace():
+        return thread == threading.get_native_id() or has_ended(str(thread))
+    try:
+        # the time of the last change in the file system; copied files keep their other times
+        last_change = max(path.lstat().st_ctime for path in (partial, *partial.rglob("*")))
+    except FileNotFoundError:  # its writer is at work
+        return False
+    return time.time() - last_change > ABANDONED_SECONDS
 
 
 def _clean_up(leftover: Path, path: Path) -> None:
     """Remove a leftover next to `path`, or restore it if its writer died between the two renames."""
-    if leftover.name.endswith(OLD) and leftover.exists() and not path.exists():
-        leftover.rename(path)
-    elif leftover.is_dir():
+    if leftover.name.endswith(OLD) and leftover.exists():
+        with _lock(path):
+            if leftover.exists() and not path.exists():
+                leftover.rename(path)
+    if leftover.is_dir():
         shutil.rmtree(leftover, ignore_errors=True)
     else:
         leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Let one writer at a time, of all processes and nodes, replace `path`; on storage without locks, do nothing.
+
+    A file is locked, not the folder above: on NFS, other nodes do not see locks on folders.
+    """
+    name = path.with_name(f".{path.name}.partial.lock")
+    file = _open_locked(name)
+    try:
+        yield
+    finally:
+        if file:
+            name.unlink(missing_ok=True)
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing does not unlock it if a process forked meanwhile has it open
+            file.close()
+
+
+def _open_locked(name: Path) -> IO[bytes] | None:
+    """Create a file, wait for its lock, and return it open; None if it cannot be locked."""
+    while True:
+        try:
+            file = name.open("ab")
+        except OSError:  # the folder cannot be written: the rename says so
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            file.close()
+            name.unlink(missing_ok=True)
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), name.stat()):
+                return file
+        file.close()  # the previous holder has removed the file in the meantime
 
 
 def has_ended(thread: str) -> bool:

@@ -177,4 +177,8 @@ def _replicas(spec: offline.EngineSpec, placement: Placement, log: str | Path | 
             engines.stack.close()
             engines.replicas = engines.stack.enter_context(placement.open(offline.load, spec, log))
             engines.started_for = inputs
-        yield engines.replicas
+        try:
+            yield engines.replicas
+        except BaseException:
+            engines.started_for = None  # new replicas would load the first model, whose folder may be gone
+            raise

@@ -1,7 +1,7 @@
 """Evaluation of all checkpoints of a run on one split: how recommendation, not only the loss, changed in training.
 
 OUT/step_000040/ is the evaluation of a step (see recipes.evaluate); OUT/sweep.json has the settings of all. After an
-interruption, each step reuses its generations.
+interruption, each step reuses its generations. The run may be training: steps that it removes meanwhile are left out.
 """
 
 import os
@@ -68,7 +68,7 @@ def find_sweep_models(run: Path, start: str | None = None) -> dict[int, str]:
 
 @reuse_engines()
 def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
-    """Evaluate every step of the run `options.model` and write OUT/sweep.csv.
+    """Evaluate every step of the run `options.model` and write OUT/sweep.csv, after an error with the steps before it.
 
     The initial model is evaluated with the run's settings. Baselines are listed once, and each warning is printed once.
 
@@ -92,30 +92,39 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
     slice_rows: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
     warned: set[str] = set()
-    for number, (step, model) in enumerate(steps.items(), 1):
-        tqdm.write(f"step {step}, {number} of {len(steps)} checkpoints", file=sys.stderr)
-        metrics = answer_and_score(
-            first.prepare_model(model, _get_step_folder(folder, step), against) if step else first
-        )
-        write_json(folder / SWEEP_SETTINGS, settings)  # only now: a step that failed must not leave settings behind
-        protocol = settings["protocol"]
-        largest = [max(settings["ks"])]
-        results = dict(metrics["results"][protocol])
-        model_result = results.pop("model")
-        constrained_result = results.pop("constrained", None)
-        table.append({"step": step} | make_model_line(metrics))
-        slice_rows += [{"step": step} | line for line in make_slice_lines(metrics["slices"])]
-        if not shown:
-            shown += [make_table_row(name, baseline, largest) for name, baseline in results.items()]
-        shown.append(make_table_row(f"step {step}", model_result, largest))
-        if constrained_result:
-            shown.append(make_table_row(f"step {step}, constrained", constrained_result, largest))
-        for warning in metrics["warnings"]:
-            if warning not in warned:
-                tqdm.write(f"warning: {warning}", file=sys.stderr)
-        warned |= {*metrics["warnings"]}
-    write_csv(folder / "slices.csv", slice_rows)
-    write_csv(folder / SWEEP, table)
+    try:
+        for number, (step, model) in enumerate(steps.items(), 1):
+            tqdm.write(f"step {step}, {number} of {len(steps)} checkpoints", file=sys.stderr)
+            try:
+                metrics = answer_and_score(
+                    first.prepare_model(model, _get_step_folder(folder, step), against) if step else first
+                )
+            except Exception:
+                if step == 0 or step in saved_steps(run):
+                    raise
+                tqdm.write(f"{model}: the run has removed this checkpoint, so the sweep leaves it out", file=sys.stderr)
+                continue
+            write_json(folder / SWEEP_SETTINGS, settings)  # only now: a step that failed must not leave settings behind
+            protocol = settings["protocol"]
+            largest = [max(settings["ks"])]
+            results = dict(metrics["results"][protocol])
+            model_result = results.pop("model")
+            constrained_result = results.pop("constrained", None)
+            table.append({"step": step} | make_model_line(metrics))
+            slice_rows += [{"step": step} | line for line in make_slice_lines(metrics["slices"])]
+            if not shown:
+                shown += [make_table_row(name, baseline, largest) for name, baseline in results.items()]
+            shown.append(make_table_row(f"step {step}", model_result, largest))
+            if constrained_result:
+                shown.append(make_table_row(f"step {step}, constrained", constrained_result, largest))
+            for warning in metrics["warnings"]:
+                if warning not in warned:
+                    tqdm.write(f"warning: {warning}", file=sys.stderr)
+            warned |= {*metrics["warnings"]}
+    finally:
+        if table:  # else, tables of an earlier sweep stay
+            write_csv(folder / "slices.csv", slice_rows)
+            write_csv(folder / SWEEP, table)
     return (
         f"{run} on {options.data}, {model_result['n']} rows, protocol {protocol}\n"
         f"{format_table(shown, line_a_model=True)}\nwritten to {folder} (all k: {SWEEP})"

@@ -34,6 +34,7 @@ from recipes.serving.schema import FeedbackEvent
 Events: TypeAlias = AsyncIterator[tuple[str, dict[str, Any]]]  # (kind, data) of a streamed list
 FILES = "feedback-*.jsonl"
 MAX_LISTS = 10_000  # whose items and events are remembered, to refuse events on other items and repeated ones
+MAX_WRITES = 2  # of an event whose file another process removes before it is synced
 LOG_SECONDS = 60.0  # between two log lines about lost feedback
 
 
@@ -55,8 +56,8 @@ class _Shown:
 class FeedbackLog:
     """Writer of the feedback log. Use it on one event loop.
 
-    A file ends at `file_bytes`. Then the oldest files, of any process, are removed until all together have at most
-    `most_bytes`.
+    A file ends at `file_bytes`. Then the files that were written to longest ago, of any process, are removed until all
+    together have at most `most_bytes`. A process whose file is removed continues in a new one.
     """
 
     def __init__(
@@ -152,41 +153,60 @@ class FeedbackLog:
         record = {"list_id": event.list_id, "item_id": item_id, "event": event.event}
         record |= {"time": event.time.isoformat()} if event.time else {}
         record |= {"event_id": event.event_id} if event.event_id else {}
-        if not self._add(record | _get_user_ids(event.model_dump())):
-            raise FeedbackNotStored
+        record |= _get_user_ids(event.model_dump())
         if shown:
             shown.events.add(name)
-        file = self._file  # this reference keeps it open even if the next event opens another
-        try:
-            await asyncio.to_thread(os.fsync, file)  # type: ignore[arg-type]
-        except OSError as error:  # some file systems report a full disk only now
+        if not await self._add_synced(record):
             if shown:
                 shown.events.discard(name)
-            self._report_lost(error)
-            raise FeedbackNotStored from None
+            raise FeedbackNotStored
+
+    async def _add_synced(self, record: Mapping[str, Any]) -> bool:
+        """Write a line, wait until it is on the disk, and return whether it is."""
+        for _ in range(MAX_WRITES):
+            if not self._add(record):
+                return False
+            path = self._path
+            file = self._file  # this reference keeps it open even if the next event opens another
+            try:
+                await asyncio.to_thread(os.fsync, file)  # type: ignore[arg-type]
+            except OSError as error:  # some file systems report a full disk only now
+                self._report_lost(error)
+                return False
+            if path.exists():
+                return True
+        self._report_lost(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+        return False
 
     def _add(self, record: Mapping[str, Any]) -> bool:
-        """Write a line, and return whether it could be written.
-
-        A line that does not fit is removed again, so that the same file continues when there is space.
-        """
+        """Write a line, and return whether it could be written."""
         now = datetime.now(UTC)
         line = json.dumps({"time": now.isoformat(), **record}).encode() + b"\n"
-        begin = None
         try:
-            if self._file is None or not self._path.exists() or self._file.tell() > self.file_bytes - len(line):
-                self._file = self._open_next_file(now)
-            begin = self._file.tell()
-            if self._file.write(line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._write_line(line, now)
+            if not self._path.exists():  # another process removed the file just before the line was written
+                self._write_line(line, now)
         except OSError as error:
-            if self._file is not None and begin is not None:
-                with contextlib.suppress(OSError):
-                    self._file.seek(begin)
-                    self._file.truncate()
             self._report_lost(error)
             return False
         return True
+
+    def _write_line(self, line: bytes, now: datetime) -> None:
+        """Write a line to the current file, or to the next one if that is full or has been removed.
+
+        A line that does not fit is removed again, so that the same file continues when there is space.
+        """
+        if self._file is None or not self._path.exists() or self._file.tell() > self.file_bytes - len(line):
+            self._file = self._open_next_file(now)
+        begin = self._file.tell()
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.seek(begin)
+                self._file.truncate()
+            raise
 
     def _report_lost(self, error: OSError) -> None:
         """Count a lost line, and log it at most once a minute."""
@@ -200,16 +220,29 @@ class FeedbackLog:
             logging.getLogger(__name__).error("%s: %s; feedback is lost (lines: %d)", self._path, error.strerror, lost)
 
     def _open_next_file(self, now: datetime) -> IO[bytes]:
-        """Open the next file, and remove the oldest ones to make room for it."""
+        """Open the next file, and make room for it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        files = {path: path.stat().st_size for path in sorted(self.folder.glob(FILES)) if path.exists()}
-        while files and sum(files.values()) > self.most_bytes - self.file_bytes:
-            oldest = next(iter(files))
-            logging.getLogger(__name__).warning("%s: removed to keep feedback below its size limit", oldest)
-            oldest.unlink(missing_ok=True)
-            del files[oldest]
+        self._make_room()
         self._path = self.folder / f"feedback-{now:%Y%m%dT%H%M%S.%f}-{socket.gethostname()}-{os.getpid()}.jsonl"
         return open(self._path, "xb", buffering=0, opener=partial(os.open, mode=0o600))  # one write per line
+
+    def _make_room(self) -> None:
+        """Remove the files that were written to longest ago, until another file fits.
+
+        The file that started first is not the oldest: a process with few requests writes its newest events there.
+        """
+        files = list[tuple[int, Path, int]]()  # (last change in nanoseconds, path, bytes)
+        for path in self.folder.glob(FILES):
+            with contextlib.suppress(FileNotFoundError):  # another process makes room, too
+                status = path.stat()
+                files.append((status.st_mtime_ns, path, status.st_size))
+        excess = sum(size for _, _, size in files) - (self.most_bytes - self.file_bytes)
+        for _, path, size in sorted(files):
+            if excess <= 0:
+                break
+            logging.getLogger(__name__).warning("%s: removed to keep feedback below its size limit", path)
+            path.unlink(missing_ok=True)
+            excess -= size
 
 
 def _get_user_ids(fields: Mapping[str, Any]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 All processes with the same folder recognize each other's ids, even after a restart, without storing any.
 """
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -38,7 +39,7 @@ class ListIds:
 
 
 def _load_secret(folder: Path) -> bytes:
-    """Load the folder's secret, or create it; if several processes create one, the first wins."""
+    """Load the folder's secret, or create it; if several processes create one, all load the first one's."""
     path = folder / SECRET_FILE
     try:
         if not path.exists():
@@ -56,16 +57,19 @@ def _load_secret(folder: Path) -> bytes:
 
 
 def _make_secret(path: Path) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """Publish a new secret, unless another process was first.
+
+    The temporary name is random, because processes in two containers can have the same id.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.write(file, secrets.token_bytes(SECRET_BYTES))
-        os.fsync(file)
+        try:
+            os.write(file, secrets.token_bytes(SECRET_BYTES))
+            os.fsync(file)
+        finally:
+            os.close(file)
+        with contextlib.suppress(FileExistsError):  # another process was first
+            os.link(partial, path)
     finally:
-        os.close(file)
-    try:
-        os.link(partial, path)  # fails if another process was first
-    except FileExistsError:
-        pass
-    finally:
-        partial.unlink()
+        partial.unlink(missing_ok=True)

@@ -1,21 +1,26 @@
 """The contents of the disk while a file is written, after a failure, and after the writer was killed."""
 
 import errno
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from convrec.base.files import (
+    PID_NAMESPACE,
     atomic_write,
     atomic_write_folder,
     file_hash,
@@ -38,6 +43,21 @@ def write(writer: Writer, path: Path, error: type[BaseException] | None = None) 
         (partial / "part" if partial.is_dir() else partial).write_text("content")
         if error:
             raise error
+
+
+def make_partial_name(thread: int, namespace: int | None = None) -> str:
+    """Return the temporary name of `it` for a thread of this host; namespace None: that of this process."""
+    return f".it.partial-{socket.gethostname()}-{namespace or os.stat(PID_NAMESPACE).st_ino}-{thread}"
+
+
+def set_pid_namespace(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Move this process to another container with the same host name."""
+    stat = os.stat
+
+    def stat_in_namespace(path: Any, **named: Any) -> Any:
+        return SimpleNamespace(st_ino=number) if path == PID_NAMESPACE else stat(path, **named)
+
+    monkeypatch.setattr(os, "stat", stat_in_namespace)
 
 
 def list_names(folder: Path) -> list[str]:
@@ -117,14 +137,48 @@ def test_next_writer_removes_leftovers_of_a_killed_process(tmp_path: Path, write
 
 @pytest.mark.parametrize("writer", [atomic_write, atomic_write_folder, scratch_folder])
 def test_restarted_container_with_reused_ids_removes_leftovers(tmp_path: Path, writer: Writer) -> None:
-    leftover = tmp_path / f".it.partial-{socket.gethostname()}-{threading.get_native_id()}"
+    leftover = tmp_path / make_partial_name(threading.get_native_id())
     leftover.mkdir() if writer is not atomic_write else leftover.touch()
     write(writer, tmp_path / "it")
     assert list_names(tmp_path) == ([] if writer is scratch_folder else ["it"])
 
 
+@pytest.mark.parametrize("writer", [atomic_write, atomic_write_folder])
+def test_containers_with_one_host_name_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: Writer
+) -> None:
+    """Both first processes have the same id, and neither sees the other one in /proc."""
+    path = tmp_path / "it"
+    set_pid_namespace(monkeypatch, 1)
+    first = writer(path)
+    partial = first.__enter__()
+    (partial / "part" if partial.is_dir() else partial).write_text("first")
+    set_pid_namespace(monkeypatch, 2)
+    write(writer, path)
+    assert list_names(tmp_path) == [partial.name, "it"]
+    first.__exit__(None, None, None)
+    assert (path / "part" if path.is_dir() else path).read_text() == "first"
+    assert list_names(tmp_path) == ["it"]
+
+
+def test_leftovers_of_another_container_are_removed_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leftover = tmp_path / make_partial_name(1, namespace=1)
+    leftover.mkdir()
+    for path in (leftover / "part", leftover):
+        path.touch()
+        os.utime(path, (0, 0))  # what is copied with its times
+    write(atomic_write_folder, tmp_path / "it")
+    assert list_names(tmp_path) == [leftover.name, "it"]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 25 * 3600)
+    write(atomic_write_folder, tmp_path / "it")
+    assert list_names(tmp_path) == ["it"]
+
+
 def test_host_with_a_longer_name_keeps_its_partial_file(tmp_path: Path) -> None:
-    other_host = tmp_path / f".it.partial-{socket.gethostname()}-worker-0-1"
+    other_host = tmp_path / f".it.partial-{socket.gethostname()}-worker-0-1-1"
     other_host.touch()
     write(atomic_write, tmp_path / "it")
     assert list_names(tmp_path) == [other_host.name, "it"]
@@ -133,7 +187,7 @@ def test_host_with_a_longer_name_keeps_its_partial_file(tmp_path: Path) -> None:
 def test_previous_folder_is_restored_when_replacement_fails(tmp_path: Path) -> None:
     ended_process = subprocess.Popen(["true"])
     ended_process.wait()
-    old = tmp_path / f".it.partial-{socket.gethostname()}-{ended_process.pid}.old"
+    old = tmp_path / f"{make_partial_name(ended_process.pid)}.old"
     old.mkdir()
     (old / "before").touch()
     with atomic_write_folder(tmp_path / "it"):
@@ -160,6 +214,65 @@ def test_a_folder_that_another_process_wrote_may_stay(tmp_path: Path) -> None:
         pass
     assert list_names(path) == []
     assert list_names(tmp_path) == ["it"]
+
+
+def test_a_folder_that_another_process_writes_during_the_check_stays(tmp_path: Path) -> None:
+    """It may be in use as soon as it is there."""
+    path = tmp_path / "it"
+    in_use: list[int] = []
+
+    def is_there() -> bool:
+        return (path / "part").exists()
+
+    def write_and_use() -> None:
+        with atomic_write_folder(path, unless=is_there) as partial:
+            (partial / "part").touch()
+        in_use.append(path.stat().st_ino)
+
+    other = threading.Thread(target=write_and_use)
+
+    def look_beside_other() -> bool:
+        was_there = is_there()
+        other.start()
+        other.join(0.5)  # ends at once unless it waits for this thread
+        return was_there
+
+    with atomic_write_folder(path, unless=look_beside_other) as partial:
+        (partial / "part").touch()
+    other.join()
+    assert in_use == [path.stat().st_ino]
+    assert list_names(tmp_path) == ["it"]
+
+
+def test_threads_that_replace_one_folder_take_turns(tmp_path: Path) -> None:
+    path = tmp_path / "it"
+    errors: list[OSError] = []
+
+    def replace_often() -> None:
+        for _ in range(50):
+            try:
+                write(atomic_write_folder, path)
+            except OSError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=replace_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert list_names(path) == ["part"]
+    assert list_names(tmp_path) == ["it"]
+
+
+def test_storage_without_locks_is_written_without_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for _ in range(2):
+        write(atomic_write_folder, tmp_path / "it")
+        assert list_names(tmp_path) == ["it"]
 
 
 def test_threads_that_write_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:

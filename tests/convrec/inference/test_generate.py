@@ -1,6 +1,7 @@
 """Generation with real vLLM on a tiny model: it samples from the checkpoint's weights, with a tied head or not."""
 
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from convrec.base.errors import UserError
 from convrec.inference import generate as module
 from convrec.inference.answers import GenerationRequest, load_or_generate_answers
+from convrec.inference.engines import offline
 from convrec.inference.engines.offline import Answer
 from convrec.inference.engines.placement import Placement
 from convrec.inference.generate import compute_batch_size, generate, reuse_engines
@@ -127,6 +129,34 @@ def test_engine_is_reused_for_checkpoints_of_the_same_model_only(
         assert [answer["token_ids"] for answer in answers[name][:2]] == expected
     assert answers["first"] == answers["again"] == single_replica[0] != answers["later"]
     assert {path.stem for path in tmp_path.glob("*.log")} == {"first", "untied"}  # the engines that were started
+
+
+FILE_TARGET = """
+from pathlib import Path
+
+def load(spec):
+    Path(spec.model, "model.safetensors").read_bytes()
+    return lambda batch, tell: [batch[0] for _ in batch[1]]
+"""
+
+
+def test_engines_start_again_after_the_model_that_they_start_with_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real replicas, without vLLM: an answer is the path of the model."""
+    (tmp_path / "file_target.py").write_text(FILE_TARGET)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(offline, "load", import_module("file_target").load)
+    gone, whole = (tmp_path / name for name in ("gone", "whole"))
+    for folder in (gone, whole):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+    (whole / "model.safetensors").touch()
+    with reuse_engines():
+        with pytest.raises(RuntimeError, match="a replica failed"):
+            generate(gone, PROMPTS, log_file=tmp_path / "log", **SETTINGS)
+        assert generate(whole, PROMPTS, log_file=tmp_path / "log", **SETTINGS) == [str(whole)] * len(PROMPTS)
 
 
 @pytest.mark.e2e

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from convrec.checkpoints.saving import prune
 from convrec.report.curves import read_csv
 from recipes import evaluate, report
 from recipes.evaluation.sweep import _check_settings, find_sweep_models
@@ -107,6 +108,42 @@ def test_sweep_writes_a_row_per_step_and_report_shows_both_ends(
     ):
         assert text in html, text
     assert "ndcg@" not in html  # one name everywhere: NDCG@2
+
+
+@pytest.mark.parametrize("when", ["before it is opened", "while it is read"])
+def test_steps_that_a_training_run_removes_meanwhile_are_left_out(
+    run: Path,
+    options: list[str],
+    answer_with: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+    when: str,
+) -> None:
+    def answer_beside_training(conversation: str, model: str, **settings: Any) -> str:
+        is_now = (Path(model).name == "start") == (when == "before it is opened")
+        if is_now and (run / "global_step_2").exists():
+            prune(run, keep=1)  # the newest is 4
+        return answer(conversation, model)
+
+    answer_with(answer_beside_training)
+    assert evaluate.main(["--model", str(run), "--sweep", *options]) == 0
+    removed = [line for line in capsys.readouterr().err.splitlines() if line.startswith(f"{run}/global_step_2: ")]
+    assert len(removed) == 1
+    assert [row["step"] for row in read_csv(run / "evaluation" / "test" / "sweep.csv")] == [0, 4]
+
+
+def test_a_sweep_that_ends_with_an_error_writes_the_steps_before_it(
+    run: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "global_step_4" / "actor" / "huggingface" / "model.safetensors").write_bytes(b"half")
+    assert evaluate.main(["--model", str(run), "--sweep", *options]) == 2
+    assert "global_step_4" in capsys.readouterr().err.splitlines()[-1]
+    folder = run / "evaluation" / "test"
+    assert [row["step"] for row in read_csv(folder / "sweep.csv")] == [0, 2]
+    assert {part["step"] for part in csv.DictReader((folder / "slices.csv").open())} == {"0", "2"}
+    before = (folder / "sweep.csv").read_bytes()
+    (Path(run).parent / "start" / "model.safetensors").write_bytes(b"half")
+    assert evaluate.main(["--model", str(run), "--sweep", *options]) == 2
+    assert (folder / "sweep.csv").read_bytes() == before
 
 
 def test_a_sweep_with_other_settings_does_not_overwrite_one(

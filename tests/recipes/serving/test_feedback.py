@@ -216,6 +216,85 @@ def test_feedback_files_rotate_and_stay_below_the_size_bound(tmp_path: Path, cap
     assert [line["list_id"] for line in lines(tmp_path)] == [a_list(51)["list_id"]]
 
 
+def list_numbers(folder: Path) -> list[int]:
+    """Return the numbers of a_list in the log, in the order of files and lines."""
+    return [int(line["list_id"][5:], 16) for line in lines(folder)]
+
+
+def test_newest_events_of_a_quiet_process_outlive_older_files(tmp_path: Path) -> None:
+    quiet = FeedbackLog(tmp_path)
+    quiet.add_list(ASK, a_list(0))
+    (quiet_file,) = tmp_path.glob(FILES)
+    size = quiet_file.stat().st_size
+    busy = FeedbackLog(tmp_path, file_bytes=3 * size, most_bytes=12 * size)
+    for number in range(1, 7):
+        busy.add_list(ASK, a_list(number))
+    for age, path in enumerate(sorted(tmp_path.glob(FILES), reverse=True)):
+        os.utime(path, (1e9 - age, 1e9 - age))
+    quiet.add_list(ASK, a_list(7))
+    for number in range(8, 12):  # opens the third file, and with 2 + 9 lines the fourth
+        busy.add_list(ASK, a_list(number))
+    assert list_numbers(tmp_path) == [0, 7, 4, 5, 6, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("looks_before", [0, 1])
+def test_files_that_vanish_while_room_is_made_lose_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks_before: int
+) -> None:
+    FeedbackLog(tmp_path).add_list(ASK, a_list(0))
+    (vanishing,) = tmp_path.glob(FILES)
+    stat = Path.stat
+    looks = 0
+
+    def stat_beside_another_process(path: Path, **named: Any) -> os.stat_result:
+        nonlocal looks
+        if path == vanishing:
+            looks += 1
+            if looks == looks_before + 1:
+                vanishing.unlink()
+        return stat(path, **named)
+
+    monkeypatch.setattr(Path, "stat", stat_beside_another_process)
+    FeedbackLog(tmp_path).add_list(ASK, a_list(1))
+    assert looks
+    assert list_numbers(tmp_path)[-1:] == [1]
+
+
+def test_a_line_is_written_again_if_its_file_was_removed_just_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = FeedbackLog(tmp_path)
+    log.add_list(ASK, a_list(0))
+    (removed,) = tmp_path.glob(FILES)
+    exists = Path.exists
+
+    def exists_until_then(path: Path) -> bool:
+        was_there = exists(path)
+        if path == removed:
+            path.unlink(missing_ok=True)
+        return was_there
+
+    monkeypatch.setattr(Path, "exists", exists_until_then)
+    log.add_list(ASK, a_list(1))
+    assert list_numbers(tmp_path) == [1]
+
+
+def test_an_accepted_event_is_not_in_a_removed_file(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_id = client.post("/v1/recommendations", json=ASK).json()["list_id"]
+    (removed,) = tmp_path.glob(FILES)
+    sync = os.fsync
+
+    def sync_after_removal(file: Any) -> None:
+        removed.unlink(missing_ok=True)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", sync_after_removal)
+    assert client.post("/v1/feedback", json=CLICK | {"list_id": list_id}).status_code == 200
+    assert [line["event"] for line in lines(tmp_path)] == ["click"]
+
+
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Callable[[bool], None]]:
     """full_disk(True): files of this process can have no more bytes than the largest has now (RLIMIT_FSIZE)."""
