@@ -6,6 +6,7 @@ interruption, each step reuses its generations. The run may be training: steps t
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,47 +89,74 @@ def sweep_run(options: EvaluationOptions, start: str | None = None) -> str:
     first = prepare_evaluation(replace(options, model=steps[0], out=_get_step_folder(folder, 0), run=str(run)))
     settings = _check_settings(folder, run, first)
     against = options.against or first.options.out
-    table: list[dict[str, Any]] = []
-    slice_rows: list[dict[str, Any]] = []
-    shown: list[dict[str, Any]] = []
-    warned: set[str] = set()
+    tables = _Tables(settings["protocol"], [max(settings["ks"])])
     try:
         for number, (step, model) in enumerate(steps.items(), 1):
             tqdm.write(f"step {step}, {number} of {len(steps)} checkpoints", file=sys.stderr)
             try:
-                metrics = answer_and_score(
-                    first.prepare_model(model, _get_step_folder(folder, step), against) if step else first
-                )
+                evaluation = first.prepare_model(model, _get_step_folder(folder, step), against) if step else first
+                metrics = answer_and_score(evaluation)
             except Exception:
                 if step == 0 or step in saved_steps(run):
                     raise
                 tqdm.write(f"{model}: the run has removed this checkpoint, so the sweep leaves it out", file=sys.stderr)
                 continue
             write_json(folder / SWEEP_SETTINGS, settings)  # only now: a step that failed must not leave settings behind
-            protocol = settings["protocol"]
-            largest = [max(settings["ks"])]
-            results = dict(metrics["results"][protocol])
-            model_result = results.pop("model")
-            constrained_result = results.pop("constrained", None)
-            table.append({"step": step} | make_model_line(metrics))
-            slice_rows += [{"step": step} | line for line in make_slice_lines(metrics["slices"])]
-            if not shown:
-                shown += [make_table_row(name, baseline, largest) for name, baseline in results.items()]
-            shown.append(make_table_row(f"step {step}", model_result, largest))
-            if constrained_result:
-                shown.append(make_table_row(f"step {step}, constrained", constrained_result, largest))
-            for warning in metrics["warnings"]:
-                if warning not in warned:
-                    tqdm.write(f"warning: {warning}", file=sys.stderr)
-            warned |= {*metrics["warnings"]}
+            tables.add(step, metrics)
     finally:
-        if table:  # else, tables of an earlier sweep stay
-            write_csv(folder / "slices.csv", slice_rows)
-            write_csv(folder / SWEEP, table)
+        tables.write(folder)
     return (
-        f"{run} on {options.data}, {model_result['n']} rows, protocol {protocol}\n"
-        f"{format_table(shown, line_a_model=True)}\nwritten to {folder} (all k: {SWEEP})"
+        f"{run} on {options.data}, {tables.num_rows} rows, protocol {settings['protocol']}\n"
+        f"{format_table(tables.shown, line_a_model=True)}\nwritten to {folder} (all k: {SWEEP})"
     )
+
+
+class _Tables:
+    """The tables of a sweep, which grow with each step.
+
+    Attributes:
+        shown: rows of the table to print.
+        num_rows: rows of the split.
+    """
+
+    def __init__(self, protocol: str, largest: list[int]) -> None:
+        """Start empty tables.
+
+        Args:
+            protocol: whose results are shown.
+            largest: the only k that is shown.
+        """
+        self._protocol = protocol
+        self._largest = largest
+        self._steps: list[dict[str, Any]] = []
+        self._slices: list[dict[str, Any]] = []
+        self._warned: set[str] = set()
+        self.shown: list[dict[str, Any]] = []
+        self.num_rows = 0
+
+    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Add a step's evaluation; the first one brings the baselines. Each warning is printed once."""
+        results = dict(metrics["results"][self._protocol])
+        model_result = results.pop("model")
+        constrained_result = results.pop("constrained", None)
+        self.num_rows = model_result["n"]
+        self._steps.append({"step": step} | make_model_line(metrics))
+        self._slices += [{"step": step} | line for line in make_slice_lines(metrics["slices"])]
+        if not self.shown:
+            self.shown += [make_table_row(name, baseline, self._largest) for name, baseline in results.items()]
+        self.shown.append(make_table_row(f"step {step}", model_result, self._largest))
+        if constrained_result:
+            self.shown.append(make_table_row(f"step {step}, constrained", constrained_result, self._largest))
+        for warning in metrics["warnings"]:
+            if warning not in self._warned:
+                tqdm.write(f"warning: {warning}", file=sys.stderr)
+        self._warned |= {*metrics["warnings"]}
+
+    def write(self, folder: Path) -> None:
+        """Write sweep.csv and slices.csv; without a step, those of an earlier sweep stay."""
+        if self._steps:
+            write_csv(folder / "slices.csv", self._slices)
+            write_csv(folder / SWEEP, self._steps)
 
 
 def _get_step_folder(folder: Path, step: int) -> str:
