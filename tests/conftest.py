@@ -282,6 +282,25 @@ def validated_run(tmp_path: Path, sound_model: Callable[..., Path]) -> Path:
     return run
 
 
+@pytest.fixture
+def replace_when_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Any], None]:
+    """Replaces a catalog by a table when its titles have just been read, as a shop's export does now and then."""
+    import pyarrow.parquet as pq
+
+    def replace_when_read(file: Path, table: Any) -> None:
+        read_table = pq.read_table
+
+        def read_then_replace(source: Any, *arguments: Any, **options: Any) -> Any:
+            content = read_table(source, *arguments, **options)
+            if str(source) == str(file):
+                pq.write_table(table, file)
+            return content
+
+        monkeypatch.setattr(pq, "read_table", read_then_replace)
+
+    return replace_when_read
+
+
 @pytest.fixture(scope="session")
 def line_tokenizer() -> Any:
     """A byte-level tokenizer that splits at line breaks, as those of Qwen and Llama-3 do, with few words."""
