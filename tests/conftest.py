@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import itertools
 import json
 import logging
 import os
@@ -280,6 +281,25 @@ def validated_run(tmp_path: Path, sound_model: Callable[..., Path]) -> Path:
     mark_complete(run, 100, 200)
     (run / "best.json").write_text('{"step": 100, "val/ndcg": 0.5}')
     return run
+
+
+@pytest.fixture
+def save_better_after_reads(validated_run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes the run's training find step 200 the best once best.json has been read so often."""
+
+    def save_better_after_reads(num_reads: int) -> None:
+        read_text = Path.read_text
+        reads = itertools.count(1)
+
+        def read_then_save(path: Path, *arguments: Any, **options: Any) -> str:
+            text = read_text(path, *arguments, **options)
+            if path == validated_run / "best.json" and next(reads) == num_reads:
+                path.write_text('{"step": 200, "val/ndcg": 0.6}')
+            return text
+
+        monkeypatch.setattr(Path, "read_text", read_then_save)
+
+    return save_better_after_reads
 
 
 @pytest.fixture
