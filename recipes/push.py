@@ -12,7 +12,7 @@ from convrec.base.errors import UserError, one_line
 from convrec.base.options import command
 from convrec.checkpoints import hub
 from convrec.checkpoints.files import ANSWERING, check_hugging_face
-from convrec.checkpoints.models import find_step, resolve_model, run_folder
+from convrec.checkpoints.models import find_step, pin_checkpoint, resolve_model, run_folder
 from convrec.runs.card import CARD, write_card
 from convrec.runs.folder import find_recipe, read_config
 from recipes.options.push import PushOptions
@@ -60,13 +60,14 @@ def push(run: str, repository: str, *, revision: str = "", private: bool = False
 
 def _choose_checkpoint(run: str, repository: str) -> tuple[Path, str]:
     """Choose the Hugging Face folder to upload, and write its card."""
-    home = run_folder(run)
-    step = find_step(run)
+    checkpoint = pin_checkpoint(run)
+    home = run_folder(checkpoint)
+    step = find_step(checkpoint)
     if home is None or step is None or not read_config(home):
         raise UserError(
             "push.no-run", f"{run}: not a run folder of a training. Name RUN, RUN@last or RUN/global_step_N."
         )
-    folder = Path(resolve_model(run, "RUN "))
+    folder = Path(resolve_model(checkpoint, "RUN "))
     check_hugging_face(folder)
     with tempfile.TemporaryDirectory() as temporary:  # a merged checkpoint has none
         write_card(Path(temporary), home, step)

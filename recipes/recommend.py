@@ -78,6 +78,7 @@ def recommend(options: RecommendOptions) -> dict[str, Any]:
         # the checkpoint's path: if the run still trains, each replica could find another best one
         replica_settings = {"model": model.path, "catalog": str(catalog), "max_items": options.k, **settings}
         replica_settings["tensor_parallel"] = options.placement.tensor_parallel
+        replica_settings["catalog_sha256"] = request["catalog"]
         log = out.with_name(f"{out.name}.log")
         if done < rows:
             tqdm.write(f"lists for {rows - done} conversations, full log in {log}", file=sys.stderr)

@@ -19,7 +19,7 @@ from convrec.report.page import format_table
 from convrec.retrieval.conversations import build_item_texts, read_row
 from convrec.retrieval.folder import NOTES, load, save
 from convrec.retrieval.retriever import PARTS, POPULARITY, Choice, Retriever, fit
-from convrec.titles.catalog import load_catalog, print_problems
+from convrec.titles.catalog import load_catalog, print_problems, reject_changes
 from convrec.titles.matching import Matcher
 from data_prep.stages.record import read_rows
 from data_prep.tables import check_out, open_table_writer
@@ -51,21 +51,23 @@ def fit_retrieval(
         The content of retrieval.json, and "out".
 
     Raises:
-        UserError: A file cannot be read, or OUT exists.
+        UserError: A file cannot be read, the catalog's file is replaced while it is read, or OUT exists.
     """
     out = out or catalog.with_suffix(".retrieval")
     check_out(out, overwrite, {path.name for path in out.iterdir()} if (out / NOTES).is_file() else set())
-    split = read_split(validation, catalog)
+    with reject_changes(catalog) as catalog_sha256:
+        split = read_split(validation, catalog)
+        item_texts = build_item_texts(catalog, split.matcher)
     print_problems(catalog, split.catalog.problems)
     count = sum(
         validate_rl_table(file, allow_empty_ground_truth=True, dated=split.catalog.dated).rows for file in train
     )
     conversations = (read_row(row, split.matcher) for file in train for row in read_rows(file, RL_SCHEMA.names))
     parts = fit(conversations, count, len(split.catalog))
-    choice, ndcg = choose(split, Retriever(parts, build_item_texts(catalog, split.matcher), Choice()))
+    choice, ndcg = choose(split, Retriever(parts, item_texts, Choice()))
     files = {"catalog": catalog, "validation": validation, **{f"train {n}": file for n, file in enumerate(train)}}
     notes = {"choice": asdict(choice), f"ndcg@{K}": ndcg, "files": {name: str(file) for name, file in files.items()}}
-    notes["sha256"] = {name: file_hash(file) for name, file in files.items()}
+    notes["sha256"] = {name: file_hash(file) for name, file in files.items()} | {"catalog": catalog_sha256}
     with atomic_write_folder(out) as partial:
         save(partial, parts, split.catalog, notes)
     return notes | {"out": out}
@@ -123,7 +125,7 @@ def write_candidates(
         Warnings about changes since the fit.
 
     Raises:
-        UserError: A file cannot be read, or OUT exists.
+        UserError: A file cannot be read, the catalog's file is replaced while it is read, or OUT exists.
     """
     check_out(out, overwrite, {file.name for file in tables})
     if len({file.name for file in tables}) < len(tables):
@@ -131,8 +133,9 @@ def write_candidates(
             "retrieval.duplicate-table",
             "--tables: two files have the same name. Convert them into separate --out folders.",
         )
-    matcher = Matcher(load_catalog(catalog))
-    (retriever, warnings) = load(retrieval, catalog, matcher)
+    with reject_changes(catalog):
+        matcher = Matcher(load_catalog(catalog))
+        (retriever, warnings) = load(retrieval, catalog, matcher)
     lines = matcher.catalog.lines
     for file in tables:
         validate_rl_table(file, allow_empty_ground_truth=True, dated=matcher.catalog.dated)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from convrec.base.errors import UserError
 from convrec.base.options import command
-from convrec.checkpoints.models import check_model_path, print_chosen_step, split_choice
+from convrec.checkpoints.models import check_model_path, pin_checkpoint, split_choice
 from convrec.inference.served_catalog.columns import find_items, read_columns
 from convrec.inference.served_catalog.mentions import write_mentions
 from convrec.inference.served_model import get_name
@@ -117,15 +117,15 @@ def _make_model_settings(text: str, catalog: str | None, retrieval: str | None, 
         path = text
     option = "--model " if catalog else "--judge "
     path = check_model_path(path, option)
-    print_chosen_step(path)
-    run, choice = split_choice(path)
+    checkpoint = Path(pin_checkpoint(path))  # also for a process that restarts when a better one has been saved
+    run, _ = split_choice(path)
     folder = Path(run)
     # checkpoints of all runs end in the same folder name, so get_name includes the run's
     state = (options.state / (name or get_name(folder.resolve()).replace("/", "-"))).resolve()
     try:
         return ModelSettings(
             name=name or (folder.resolve().name if folder.is_dir() else folder.name),
-            path=f"{folder.resolve()}{f'@{choice}' if choice else ''}" if folder.is_dir() else path,
+            path=str(checkpoint.resolve()) if folder.is_dir() else path,
             catalog=str(Path(catalog).resolve()) if catalog else None,
             state=str(state) if catalog else None,
             retrieval=retrieval,

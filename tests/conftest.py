@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import itertools
 import json
 import logging
 import os
@@ -280,6 +281,44 @@ def validated_run(tmp_path: Path, sound_model: Callable[..., Path]) -> Path:
     mark_complete(run, 100, 200)
     (run / "best.json").write_text('{"step": 100, "val/ndcg": 0.5}')
     return run
+
+
+@pytest.fixture
+def save_better_after_reads(validated_run: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes the run's training find step 200 the best once best.json has been read so often."""
+
+    def save_better_after_reads(num_reads: int) -> None:
+        read_text = Path.read_text
+        reads = itertools.count(1)
+
+        def read_then_save(path: Path, *arguments: Any, **options: Any) -> str:
+            text = read_text(path, *arguments, **options)
+            if path == validated_run / "best.json" and next(reads) == num_reads:
+                path.write_text('{"step": 200, "val/ndcg": 0.6}')
+            return text
+
+        monkeypatch.setattr(Path, "read_text", read_then_save)
+
+    return save_better_after_reads
+
+
+@pytest.fixture
+def replace_when_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Any], None]:
+    """Replaces a catalog by a table when its titles have just been read, as a shop's export does now and then."""
+    import pyarrow.parquet as pq
+
+    def replace_when_read(file: Path, table: Any) -> None:
+        read_table = pq.read_table
+
+        def read_then_replace(source: Any, *arguments: Any, **options: Any) -> Any:
+            content = read_table(source, *arguments, **options)
+            if str(source) == str(file):
+                pq.write_table(table, file)
+            return content
+
+        monkeypatch.setattr(pq, "read_table", read_then_replace)
+
+    return replace_when_read
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from convrec.base.errors import UserError
 from convrec.base.files import atomic_write_folder, read_json_object, write_json
@@ -58,8 +59,20 @@ def split_choice(model_path: str | Path) -> tuple[str, str]:
     return (folder, choice) if is_choice else (text, "")
 
 
-def choose_step(run: Path, choice: str = "") -> int:
-    """Return the step of the checkpoint that a run folder stands for; 0 where it has none.
+class ChosenStep(NamedTuple):
+    """The checkpoint that a run folder stands for.
+
+    Attributes:
+        step: 0 if the run has none.
+        reason: why this one, for a sentence.
+    """
+
+    step: int
+    reason: str
+
+
+def choose_step(run: Path, choice: str = "") -> ChosenStep:
+    """Choose the checkpoint that a run folder stands for. If the run still trains, the next call may choose another.
 
     Args:
         run: the run folder.
@@ -68,8 +81,9 @@ def choose_step(run: Path, choice: str = "") -> int:
     """
     best = None if choice == "last" else best_step(run)
     if best is not None and (run / f"global_step_{best}" / MANIFEST).exists():
-        return best
-    return 0 if choice == "best" else latest_step(run)
+        return ChosenStep(best, f"the best by validation{describe_best(run, best)}")
+    reason = "the newest" if choice == "last" else "the newest; none is known as the best by validation"
+    return ChosenStep(0 if choice == "best" else latest_step(run), reason)
 
 
 def find_step(model_path: str | Path) -> int | None:
@@ -84,26 +98,38 @@ def find_step(model_path: str | Path) -> int | None:
     text, choice = split_choice(model_path)
     folder = Path(text).expanduser()
     if (folder / LATEST).exists():
-        return choose_step(folder, choice)
+        return choose_step(folder, choice).step
     folder = folder.absolute()
     steps = map(parse_step, (folder, *folder.parents))
     return next((step for step in steps if step is not None), None)
 
 
-def print_chosen_step(model_path: str | Path) -> None:
-    """Print which checkpoint a run folder stands for; nothing for a model that names its step or is not of a run."""
+def pin_checkpoint(model_path: str | Path) -> str:
+    """Replace a run folder by the checkpoint that it stands for now, and print which one.
+
+    A run that still trains may save a better checkpoint at any time. If a model is looked up several times, or by
+    several processes, pin it first, so that all get the same one.
+
+    Args:
+        model_path: any path or id of a model.
+
+    Returns:
+        RUN/global_step_N for a run folder with a checkpoint (also RUN@best, RUN@last); any other path or id as it is.
+    """
     text, choice = split_choice(model_path)
     run = Path(text).expanduser()
-    if not (run / LATEST).exists():
-        return
-    step = choose_step(run, choice)
-    if choice == "last":
-        reason = "the newest"
-    elif step == best_step(run):
-        reason = f"the best by validation{describe_best(run)}"
-    else:
-        reason = "the newest; none is known as the best by validation"
+    if not (run / LATEST).exists() or _holds_model(run):
+        return str(model_path)
+    step, reason = choose_step(run, choice)
+    if not step:
+        return str(model_path)
     _print_once(f"{run}: checkpoint of step {step}, {reason}")
+    return str(run / f"global_step_{step}")
+
+
+def _holds_model(folder: Path) -> bool:
+    """Return whether a folder is a model itself: Hugging Face's form, or an adapter."""
+    return any((folder / name).exists() for name in ("config.json", ADAPTER))
 
 
 @cache
@@ -137,8 +163,7 @@ def check_model_path(model_path: str | Path, prefix: str = "MODEL_PATH=") -> str
         _check_choice(folder, choice, prefix)
     if folder.is_dir():
         check_model_files(folder)
-        holds_model = any((folder / name).exists() for name in ("config.json", ADAPTER))
-        if not holds_model and _find_step_folder(folder, choice) is None:
+        if not _holds_model(folder) and _find_step_folder(folder, choice) is None:
             inside = sorted(path.parent.name for path in folder.glob("checkpoint-*/config.json"))  # TRL's checkpoints
             hint = f". It contains models: {', '.join(inside)}" if inside else ""
             raise UserError(
@@ -162,7 +187,7 @@ def _check_choice(run: Path, choice: str, prefix: str) -> None:
             "model.choice-without-run",
             f"{prefix}{run}@{choice}: {run} is not a run folder with a complete checkpoint. Leave out @{choice}",
         )
-    if not choose_step(run, choice):
+    if not choose_step(run, choice).step:
         raise UserError(
             "model.no-best-checkpoint",
             f"{prefix}{run}@{choice}: no checkpoint of this run is known as the best by validation ({BEST}). Give "
@@ -200,7 +225,7 @@ def _find_step_folder(folder: Path, choice: str) -> Path | None:
     """Return the checkpoint that a path names: RUN/global_step_N itself, or the one that a run folder stands for."""
     if folder.name.startswith("global_step_"):
         return folder
-    step = choose_step(folder, choice)
+    step = choose_step(folder, choice).step
     return folder / f"global_step_{step}" if step else None
 
 
@@ -219,9 +244,7 @@ def resolve_model(model_path: str | Path, prefix: str = "MODEL_PATH=") -> str:
     Raises:
         UserError: as `check_model_path`, or a checkpoint is incomplete or cannot be merged.
     """
-    folder_or_id = _resolve(model_path, prefix, ())
-    print_chosen_step(model_path)
-    return folder_or_id
+    return _resolve(pin_checkpoint(check_model_path(model_path, prefix)), prefix, ())
 
 
 def _resolve(model_path: str | Path, prefix: str, dependents: tuple[Path, ...]) -> str:

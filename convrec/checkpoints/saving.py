@@ -234,10 +234,19 @@ def best_step(run_folder: Path) -> int | None:
     return best["step"] if best and step_folder(run_folder, best["step"]).is_dir() else None
 
 
-def describe_best(run_folder: Path) -> str:
-    """Return the figure that made a step the best, as " (val/ndcg 0.374)"; "" where RUN/best.json has none."""
+def describe_best(run_folder: Path, step: int) -> str:
+    """Return the figure that made a step the best, as " (val/ndcg 0.374)".
+
+    Args:
+        run_folder: the folder of the run.
+        step: from `best_step`.
+
+    Returns:
+        The figure; "" if RUN/best.json has none, or already names another step.
+    """
     best = _read_best(run_folder)
-    return next((f" ({name} {best[name]:.3f})" for name in VALIDATION_METRICS if name in best), "")
+    names = [name for name in VALIDATION_METRICS if name in best and best["step"] == step]
+    return f" ({names[0]} {best[names[0]]:.3f})" if names else ""
 
 
 def compare_validation_sets(run_folder: Path, digest: str | None) -> list[str]:

@@ -10,7 +10,7 @@ from convrec.inference.served_catalog.snapshot import LINE, Snapshot
 from convrec.lists.settings import ListSettings, make_matcher
 from convrec.retrieval.conversations import Conversation
 from convrec.retrieval.folder import load
-from convrec.titles.catalog import load_catalog, print_problems
+from convrec.titles.catalog import load_catalog, print_problems, reject_changes
 from convrec.titles.forms import normalise
 
 
@@ -31,10 +31,11 @@ class ServedRetrieval:
             fuses: whether its lists will be fused with a model's.
 
         Raises:
-            UserError: see convrec.retrieval.folder.load.
+            UserError: see convrec.retrieval.folder.load and `reject_changes`.
         """
-        matcher = make_matcher(load_catalog(catalog), lists)
-        self._retriever, warnings = load(folder, catalog, matcher, fuses)
+        with reject_changes(catalog):
+            matcher = make_matcher(load_catalog(catalog), lists)
+            self._retriever, warnings = load(folder, catalog, matcher, fuses)
         print_problems(catalog, warnings)
         self.fusion = self._retriever.fusion
         self._lines = [LINE + normalise(line) for line in matcher.catalog.lines]

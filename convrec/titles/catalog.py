@@ -1,13 +1,15 @@
 """Load the catalog, which says what items exist, from parquet or from the release's pickle without running its code."""
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from convrec.base.errors import UserError
+from convrec.base.files import file_hash
 from convrec.titles.forms import forms, normalise
 from convrec.titles.item import NO_YEAR, format_item
 from convrec.titles.plain_pickle import read_pickle
@@ -290,6 +292,49 @@ def load_catalog(path: str | Path) -> Catalog:
             raise UserError(error.code, f"catalog {path}: {error}") from None
         return _check_usable(Catalog.from_items(entries), path)
     raise UserError("catalog.unknown-format", f"catalog {path}: unknown format {path.suffix!r}; use .parquet or .pkl")
+
+
+@contextmanager
+def reject_changes(path: str | Path) -> Iterator[str]:
+    """Refuse a catalog whose file changes within the block, which reads it several times.
+
+    Otherwise a row could have its title from one file and its columns from another.
+
+    Args:
+        path: the catalog's file.
+
+    Yields:
+        The SHA-256 of the file; "" if it cannot be read.
+
+    Raises:
+        UserError: the file has changed; also in place of an error within the block.
+    """
+    sha256 = _hash_or_empty(path)
+    try:
+        yield sha256
+    finally:
+        check_unchanged(path, sha256)
+
+
+def check_unchanged(path: str | Path, sha256: str) -> None:
+    """Check that a catalog's file is still the one that was read.
+
+    Args:
+        path: the catalog's file.
+        sha256: of the file that was read.
+
+    Raises:
+        UserError: the file has changed or is gone.
+    """
+    if _hash_or_empty(path) != sha256:
+        raise UserError("catalog.changed", f"catalog {path}: the file changed while it was in use. Start again.")
+
+
+def _hash_or_empty(path: str | Path) -> str:
+    try:
+        return file_hash(path)
+    except OSError:  # load_catalog says why
+        return ""
 
 
 def print_problems(path: str | Path, problems: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from convrec.inference.engines.process import Died
 from convrec.inference.recommender import Filters, Recommendations, Recommender
 from convrec.inference.served_catalog.items import ServedCatalog
 from convrec.inference.served_catalog.snapshot import LINE
+from convrec.titles.catalog import check_unchanged
 from convrec.titles.forms import normalise
 from recipes.batch.chats import Chat
 from recipes.batch.parts import SCHEMA
@@ -22,12 +23,17 @@ def load(settings: dict[str, Any]) -> Callable[[list[Chat], Callable[[int], None
     """Load a recommender.
 
     Args:
-        settings: arguments of Recommender.load, and `why`.
+        settings: arguments of Recommender.load, `why`, and the hash of the catalog that the request was made for.
 
     Returns:
         A function that computes the lists of a part, max_items each, as a table with a row of SCHEMA per chat.
+
+    Raises:
+        UserError: the model cannot be loaded, or the catalog's file has changed since the request was made.
     """
-    recommender = Recommender.load(**{name: settings[name] for name in settings.keys() - {"why", "weighed"}})
+    other_settings = {"why", "weighed", "catalog_sha256"}
+    recommender = Recommender.load(**{name: settings[name] for name in settings.keys() - other_settings})
+    check_unchanged(settings["catalog"], settings["catalog_sha256"])
 
     def write(chats: list[Chat], tell: Callable[[int], None]) -> pa.Table:
         try:

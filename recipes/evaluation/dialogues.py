@@ -20,6 +20,7 @@ from convrec.features.asking.users import Asked, LLMUser, OtherUser, RandomUser,
 from convrec.inference.answers import GenerationRequest
 from convrec.inference.prompts import prompt_id
 from convrec.llm import LLM, endpoint
+from convrec.titles.catalog import check_unchanged
 from recipes.evaluation.beyond_accuracy import NDCG_AFTER_QUESTIONS, SUCCESS_BY_TURN
 from recipes.evaluation.scoring import Row, Scored
 from recipes.evaluation.setup import Evaluation
@@ -72,8 +73,13 @@ def play_conversations(evaluation: Evaluation, get_answers: AnswerSource) -> dic
 
     Returns:
         The finished conversations by model or baseline, one per row.
+
+    Raises:
+        UserError: the catalog's file has changed since the split was read.
     """
     attributes = load_attributes(evaluation.options.catalog, evaluation.options.ask or ())
+    # its rows must be those of the split
+    check_unchanged(evaluation.options.catalog, evaluation.settings["sha256"]["catalog"])
     user = _make_user(evaluation, attributes)
     models: dict[str, Model] = {}
     if evaluation.options.model is not None:

@@ -30,7 +30,7 @@ from convrec.retrieval.folder import load
 from convrec.retrieval.retriever import Retriever
 from convrec.retrieval.train_ratings import read_train_ratings
 from convrec.runs.folder import read_config, setting
-from convrec.titles.catalog import Catalog
+from convrec.titles.catalog import Catalog, reject_changes
 from convrec.titles.matching import Matcher
 from recipes.evaluation.baselines import API
 from recipes.evaluation.beyond_accuracy import make_context
@@ -184,7 +184,7 @@ def prepare_evaluation(options: EvaluationOptions) -> Evaluation:
     """Read and check everything that an evaluation needs.
 
     Raises:
-        UserError: An option, a file or the model cannot be used.
+        UserError: An option, a file or the model cannot be used, or the catalog's file is replaced while it is read.
     """
     options = check_options(options)
     placement = Placement(options.replicas, options.tensor_parallel)
@@ -192,16 +192,18 @@ def prepare_evaluation(options: EvaluationOptions) -> Evaluation:
     if options.max_turns is None:
         options = replace(options, max_turns=setting(run_config, "convrec.max_turns") or MAX_TURNS)
     rules = choose_rules(options, run_config)
-    data = read_data(options, rules, run_config)
-    retriever = load_retriever(options, data.split)
-    sampling = choose_sampling(options, run_config)
+    with reject_changes(options.catalog):
+        data = read_data(options, rules, run_config)
+        retriever = load_retriever(options, data.split)
+        sampling = choose_sampling(options, run_config)
+        settings = describe_settings(options, rules, data, sampling)
     evaluation = Evaluation(
         options=options,
         rules=rules,
         data=data,
         model=EvaluatedModel(str(options.model), placement, sampling),
         retriever=retriever,
-        settings=describe_settings(options, rules, data, sampling),
+        settings=settings,
     )
     return evaluation.prepare_model(options.model, options.out, options.against)
 

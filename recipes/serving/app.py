@@ -16,6 +16,7 @@ from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from convrec.checkpoints.models import pin_checkpoint
 from recipes.serving import http
 from recipes.serving.heap import freeze_heap
 from recipes.serving.keys import KEY_VARIABLE
@@ -29,6 +30,8 @@ HEALTH_SECONDS = 2.0
 def build(args: ServiceSettings) -> Application:
     """Build the application for `serve deploy`: one replica of each deployment, unless its file says otherwise.
 
+    A run folder is replaced by its checkpoint here, so that replicas that start later have the same model.
+
     Args:
         args: the `args` of the application in that file.
 
@@ -38,6 +41,8 @@ def build(args: ServiceSettings) -> Application:
     names = [model.name for model in args.models]
     if len({*names, FRONT}) <= len(names):
         raise ValueError(f"models: names must be unique and other than {FRONT!r}: {', '.join(names)}")
+    pinned = [model.model_copy(update={"path": pin_checkpoint(model.path)}) for model in args.models]
+    args = args.model_copy(update={"models": pinned})
     models = {model.name: _deployment(model, args) for model in args.models}
     # Ray Serve lets more requests through than the limit, so that the front refuses them itself, with a reason.
     most = 2 * args.limits.max_concurrent + 64

@@ -3,7 +3,7 @@
 import base64
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,21 @@ def test_the_newest_checkpoint_can_be_asked_for(stand_in: Any, run: Path) -> Non
     files = committed(stand_in.commits["main"])
     assert files["model.safetensors"] == (run / "global_step_3/huggingface/model.safetensors").read_bytes()
     assert "0.2000" in files["README.md"].decode()  # the card is that step's
+
+
+def test_card_and_weights_are_of_one_checkpoint_though_a_better_one_is_saved(
+    stand_in: Any, validated_run: Path, save_better_after_reads: Callable[[int], None]
+) -> None:
+    (validated_run / "config.yaml").write_text("run: {recipe: sft}\n")
+    (validated_run / "metrics").mkdir()
+    rows = [{"step": 100, "data": {"val/ndcg": 0.1234}}, {"step": 200, "data": {"val/ndcg": 0.5678}}]
+    (validated_run / "metrics" / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save_better_after_reads(1)
+    push(str(validated_run), "org/name")
+    files = committed(stand_in.commits["main"])
+    saved = validated_run / "global_step_100" / "actor" / "huggingface" / "model.safetensors"
+    assert files["model.safetensors"] == saved.read_bytes()
+    assert "0.1234" in files["README.md"].decode()
 
 
 def test_a_dry_run_uploads_nothing(stand_in: Any, run: Path, capsys: pytest.CaptureFixture[str]) -> None:

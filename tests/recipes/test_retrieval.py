@@ -12,8 +12,9 @@ from convrec.data.schema import conversation_text
 from convrec.features.candidates.prompts import CANDIDATES_LINE, count_candidates
 from convrec.retrieval.folder import load_notes
 from recipes import evaluate, retrieval
-from recipes.retrieval import candidates_main, fit_retrieval, main
+from recipes.retrieval import candidates_main, fit_retrieval, main, write_candidates
 from tests.recipes.evaluation.small import row, write_catalog, write_rows
+from tests.user_errors import refuses
 
 FILMS = {"Alien": 1979, "Heat": 1995, "Jaws": 1975, "Up": 2009}
 TRAIN = [
@@ -43,6 +44,21 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 def arguments(files: dict[str, str], *further: str) -> list[str]:
     return [part for name, value in files.items() for part in (f"--{name}", value)] + [*further]
+
+
+def test_a_catalog_that_is_replaced_while_it_is_read_is_refused(
+    files: dict[str, str], tmp_path: Path, replace_when_read: Callable[[Path, Any], None]
+) -> None:
+    """Otherwise an item of one file would have the words of another one in the next."""
+    train = Path(files["train"])
+    catalog = Path(files["catalog"])
+    folder = Path(fit_retrieval([train], Path(files["validation"]), catalog)["out"])
+    replace_when_read(catalog, pq.read_table(catalog)[::-1])
+    with refuses("catalog.changed", catalog):
+        fit_retrieval([train], Path(files["validation"]), catalog, tmp_path / "other")
+    replace_when_read(catalog, pq.read_table(catalog)[:3])
+    with refuses("catalog.changed", catalog):
+        write_candidates(folder, catalog, [train], tmp_path / "candidates")
 
 
 def test_fit_command_writes_next_to_catalog_and_reports_choices(

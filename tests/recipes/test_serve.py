@@ -14,6 +14,7 @@ from convrec.base.errors import UserError
 from convrec.base.options import parse
 from convrec.checkpoints.models import find_step
 from convrec.inference.engines import placement
+from convrec.inference.served_model import find_model
 from convrec.retrieval.folder import FORMAT
 from recipes.options.serve import ServeOptions
 from recipes.serve import check_filters, make_service_settings, report_skipped_items
@@ -53,13 +54,19 @@ def test_models_have_names_catalogs_and_folders_for_changes(files):
     assert service.loopback
 
 
-def test_a_run_is_served_from_the_checkpoint_that_is_asked_for(files, validated_run, capsys):
+def test_a_run_is_served_from_the_checkpoint_of_the_start_though_a_better_one_is_saved(files, validated_run, capsys):
+    """Replicas, the fallback and a process that restarts look the model up later."""
     for given, step in ((str(validated_run), 100), (f"{validated_run}@last", 200)):
         (model,) = settings("--model", given, "--catalog", "catalog.parquet").models
-        assert (model.name, model.path) == ("validated", given)
+        assert (model.name, model.path) == ("validated", str(validated_run / f"global_step_{step}"))
         assert model.state == str(files / "outputs" / "serve" / "validated")
         assert f"{validated_run}: checkpoint of step {step}, " in capsys.readouterr().err
-        assert find_step(model.path) == step
+        served = find_model(model.path, Path(model.catalog), None, None)
+        assert served.version.startswith(f"validated/global_step_{step}-")
+        (validated_run / "best.json").write_text(json.dumps({"step": 300 - step}))
+        assert find_model(model.path, Path(model.catalog), None, None) == served
+        assert find_step(given) == (200 if step == 100 else step)
+        (validated_run / "best.json").write_text('{"step": 100}')
 
 
 def test_show_columns_and_fallback_wait_apply_to_every_model(files):

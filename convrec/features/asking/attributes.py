@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from convrec.base.errors import UserError
-from convrec.titles.catalog import Catalog, load_catalog, parse_labels
+from convrec.titles.catalog import Catalog, load_catalog, parse_labels, reject_changes
 from convrec.titles.forms import fold
 
 DECADE = "decade"
@@ -99,7 +99,7 @@ def load_attributes(catalog_file: str | Path, names: Sequence[str], setting: str
 
     Raises:
         UserError: an attribute is repeated, has no column, or has fewer than two labels, so that there is nothing to
-            ask.
+            ask; or the file is replaced while it is read.
     """
     if Path(catalog_file).suffix != ".parquet":
         raise UserError(
@@ -107,10 +107,11 @@ def load_attributes(catalog_file: str | Path, names: Sequence[str], setting: str
             f"{setting}: {catalog_file} has only titles and years. Use a .parquet catalog with columns to ask about.",
         )
     _check_names(names, setting)
-    catalog = load_catalog(catalog_file)
+    with reject_changes(catalog_file):
+        catalog = load_catalog(catalog_file)
+        columns = {name: _read_cells(catalog_file, catalog, name, setting) for name in names}
     values: dict[str, list[frozenset[str]]] = {}
-    for name in names:
-        column, cells = _read_cells(catalog_file, catalog, name, setting)
+    for name, (column, cells) in columns.items():
         try:
             values[name] = [parse_labels(cell) for cell in cells]
         except UserError as error:

@@ -17,7 +17,6 @@ from convrec.features.responses import OPEN, TURN, Prompt, SampledResponse
 from convrec.lists.settings import make_matcher
 from convrec.settings.rank_grpo import RankGRPOConfig
 from convrec.settings.run import Run
-from convrec.titles.catalog import load_catalog
 
 
 class Dialogues(RolloutFeature):
@@ -38,7 +37,7 @@ class Dialogues(RolloutFeature):
         self.delimiter = settings.delimiter
         self.max_turns = settings.max_turns
         self.attributes = load_attributes(settings.catalog_file, settings.ask or [], "ASK")
-        self.matcher = make_matcher(load_catalog(settings.catalog_file), settings)
+        self.matcher = make_matcher(self.attributes.catalog, settings)
         self.user = RuleUser(self.attributes, settings.seed)
 
     async def sample(self, prompts: Sequence[Prompt], sample: Sampler) -> list[SampledResponse]:

@@ -1,7 +1,8 @@
 """The trie of a catalog's lines, and which lines are the same item; built once and cached next to the catalog.
 
 The file holds the tokens of the lines, which take longest to compute; each process builds the trie from them. The
-file's name includes a hash of all inputs, so that it is never used with another catalog, tokenizer or matching.
+file's name includes a hash of all inputs, so that it is never used with another catalog, tokenizer or matching. The
+catalog's part is hashed as it was read, because its file may have been replaced since then.
 """
 
 import contextlib
@@ -355,7 +356,7 @@ def catalog_trie(
     The file is `CATALOG.trie-KEY.npz` next to the catalog, or in `spare_folder` if that folder is not writable.
 
     Args:
-        catalog_file: the catalog's file.
+        catalog_file: where the catalog was read from. It gives the trie's file its folder and name, and is not read.
         matcher: holds the catalog, and decides which item a line is.
         tokenizer: the policy's tokenizer.
         delimiter: between two lines.
@@ -371,13 +372,14 @@ def catalog_trie(
         UserError: see `build_catalog_trie`.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
+    catalog = matcher.catalog
     key = digest(
         {
             "code": _code_digest(),
             "matching": [matcher.mode, matcher.year_tolerance, matcher.fuzzy_cutoff, version("pyspellchecker")],
             "delimiter": delimiter,
             "tokenizer": [tokenizer.eos_token_id, backend.to_str() if backend else ""],
-            "catalog": file_hash(catalog_file),
+            "catalog": [catalog.titles, catalog.years, catalog.aliases, matcher.index.items],
             "allowed_rows": None if allowed_rows is None else sorted(allowed_rows),
         }
         | ({"questions": list(questions)} if questions else {})

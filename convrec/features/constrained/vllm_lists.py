@@ -20,7 +20,13 @@ import numpy.typing as npt
 import torch
 
 from convrec.base.errors import UserError
-from convrec.features.constrained.catalog_trie import END, CatalogTrie, limit_cached_tries, load_catalog_trie
+from convrec.features.constrained.catalog_trie import (
+    END,
+    CatalogTrie,
+    limit_cached_tries,
+    load_catalog_trie,
+    select_lines,
+)
 from convrec.features.constrained.trie import Int64s
 from convrec.features.constrained.walk import Walk
 
@@ -225,9 +231,13 @@ class ListWriter:
             raise ValueError(f'constrained lists: start vLLM with additional_config={{"{TRIE}": FILE}}')
         self.file = Path(file)
         self.device = device
-        num_lines = len(load_catalog_trie(self.file).row_W)
+        catalog = load_catalog_trie(self.file)
+        num_lines = len(catalog.row_W)
         self._trie = lru_cache(limit_cached_tries(MAX_CACHED_TRIES, num_lines))(self._load_trie)
         self._trie(self.file.name)
+        # An empty list also needs a trie, and every file may be gone by then. This one is small and stays in memory.
+        one_line = select_lines(catalog, np.arange(num_lines) == 0)
+        self._empty_list = (one_line, TrieMask(one_line, device))
 
     def _load_trie(self, name: str) -> tuple[CatalogTrie, TrieMask]:
         catalog = load_catalog_trie(self.file.with_name(name))
@@ -241,7 +251,9 @@ class ListWriter:
 
         Returns:
             The list; None for a request that is not constrained. If the trie that the request names cannot be read,
-            an error is logged and the list is empty.
+            an error is logged and the list is empty. A request's trie is deleted when the request is cancelled, maybe
+            before the engine begins it; nobody reads that list. `Recommender` would not accept it, either: its tokens
+            are not those of the trie.
 
         Raises:
             ValueError: an argument is invalid.
@@ -254,11 +266,11 @@ class ListWriter:
             catalog, mask = self._trie(name or self.file.name)
         except (FileNotFoundError, UserError) as error:  # must not end the engine's other requests
             _log.error("%s: returning an empty list, since the trie is not readable: %s", VERSION, error)
-            (catalog, mask) = self._trie(self.file.name)
-            num_items = 0
+            catalog, mask = self._empty_list
+            return OpenList(Walk(catalog, 0), mask)
         walk = Walk(catalog, num_items, exclude)
-        if walk.num_items < arguments[0]:
-            _log.warning("a list gets %d items instead of %d: all others are excluded", walk.num_items, arguments[0])
+        if walk.num_items < num_items:
+            _log.warning("a list gets %d items instead of %d: all others are excluded", walk.num_items, num_items)
         return OpenList(walk, mask)
 
 

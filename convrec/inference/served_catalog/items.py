@@ -24,7 +24,7 @@ from convrec.inference.served_catalog.mentions import load_mentions
 from convrec.inference.served_catalog.snapshot import CatalogItem, Snapshot, Title, find_by_title
 from convrec.inference.served_catalog.snapshot_builder import Changes, SnapshotBuilder, lower_max_items
 from convrec.lists.settings import ListSettings, make_matcher
-from convrec.titles.catalog import load_catalog, print_problems
+from convrec.titles.catalog import load_catalog, print_problems, reject_changes
 from convrec.titles.item import parse_item
 
 SMALL_CHANGE_BYTES = 64 << 10  # of changes: some hundred items, which are applied quickly
@@ -65,14 +65,15 @@ class ServedCatalog:
             questions: the questions that a turn may ask instead of a list.
 
         Raises:
-            UserError: the catalog, tokenizer or state cannot be used.
+            UserError: the catalog, tokenizer or state cannot be used, or the catalog is replaced while it is read.
         """
         self._tolerance = lists.year_tolerance
-        base = load_catalog(file)
+        with reject_changes(file) as sha256:
+            base = load_catalog(file)
+            columns = read_columns(file, base)
         check_text(f"model {tokenizer.name_or_path}", tokenizer, base.titles)
         self.dated = base.dated
         self._has_ids = base.item_ids is not None
-        columns = read_columns(file, base)
         self.columns: pa.Schema = columns.schema
         self._reader = RecordReader(self.dated, lists.delimiter, self.columns)
         matcher = make_matcher(base, lists)
@@ -96,7 +97,9 @@ class ServedCatalog:
         self.problems = [*base.problems, *unlisted]
         print_problems(file, self.problems)
         self._lock = threading.RLock()
-        self._journal = Journal(state, file, self._has_ids, self.dated) if state else None
+        self._journal: Journal | None = None
+        if state:
+            self._journal = Journal(state, file.name, sha256=sha256, has_ids=self._has_ids, dated=self.dated)
         if self._journal:
             with self._lock:
                 self._apply_news(self._journal)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
 from convrec.base.errors import UserError
-from convrec.base.files import atomic_write, file_hash
+from convrec.base.files import atomic_write
 
 FILE = "catalog.jsonl"
 COMPACT_BYTES = 1 << 20  # a smaller file is never compacted
@@ -41,13 +41,21 @@ class Journal:
     """The journal of a catalog's changes. The first line identifies the catalog."""
 
     def __init__(
-        self, folder: Path, catalog_file: Path, has_ids: bool, dated: bool, compact_bytes: int = COMPACT_BYTES
+        self,
+        folder: Path,
+        catalog_name: str,
+        *,
+        sha256: str,
+        has_ids: bool,
+        dated: bool,
+        compact_bytes: int = COMPACT_BYTES,
     ):
         """Open the journal, or create it.
 
         Args:
             folder: the state's folder.
-            catalog_file: the catalog that the changes apply to.
+            catalog_name: the name of the file of the catalog that the changes apply to.
+            sha256: of the file as it was read; it may have been replaced since then.
             has_ids: whether the catalog has ids.
             dated: whether the catalog has years.
             compact_bytes: a larger file is compacted.
@@ -60,7 +68,7 @@ class Journal:
         self._compact_bytes = self._compact_from = compact_bytes
         self._compacting = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
-        now = {"catalog": catalog_file.name, "sha256": file_hash(catalog_file), "dated": dated}
+        now = {"catalog": catalog_name, "sha256": sha256, "dated": dated}
         self.path.touch()
         with self.lock():
             if not self.path.stat().st_size:

@@ -70,6 +70,20 @@ def test_a_run_folder_stands_for_its_best_checkpoint_unless_the_newest_is_asked_
     assert (find_step(given), run_folder(given)) == (step, validated_run)
 
 
+@pytest.mark.parametrize("num_reads", [1, 2, 3, 4])
+def test_the_printed_checkpoint_is_the_resolved_one_though_a_better_one_is_saved(
+    validated_run: Path,
+    save_better_after_reads: Callable[[int], None],
+    num_reads: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save_better_after_reads(num_reads)
+    step = find_step(resolve_model(validated_run))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f": checkpoint of step {step}, the best by validation" in line
+    assert {100: "0.600", 200: "0.500"}[step or 0] not in line  # the other step's figure
+
+
 def test_a_step_that_is_named_is_taken_without_a_word(validated_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = validated_run / "global_step_200" / "actor" / "huggingface"
     for path in (validated_run / "global_step_200", folder):

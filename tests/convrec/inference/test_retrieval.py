@@ -23,6 +23,8 @@ from convrec.features.constrained.catalog_trie import load_catalog_trie
 from convrec.features.constrained.vllm_lists import read_arguments
 from convrec.features.constrained.walk import Walk
 from convrec.inference.lists import Question
+from convrec.inference.retrieval import ServedRetrieval
+from convrec.lists.settings import ListSettings
 from convrec.retrieval.folder import NOTES, load_notes
 from recipes.retrieval import fit_retrieval
 from tests.recipes.evaluation.small import row
@@ -97,6 +99,16 @@ def load(unread_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def ids(found: Recommendations) -> str:
     return "".join(item.item_id for item in found)
+
+
+def test_a_catalog_that_is_replaced_while_a_retrieval_is_loaded_is_refused(
+    load: Callable[..., Recommender], tmp_path: Path, replace_when_read: Callable[[Path, pa.Table], None]
+) -> None:
+    """Otherwise an item of one file would have the words of another one in the next."""
+    file = tmp_path / "catalog.parquet"
+    replace_when_read(file, pq.read_table(file)[::-1])
+    with refuses("catalog.changed", file):
+        ServedRetrieval(tmp_path / "catalog.retrieval", file, ListSettings(), fuses=False)
 
 
 def test_fused_list_prefix_does_not_depend_on_k(load: Callable[..., Recommender]) -> None:

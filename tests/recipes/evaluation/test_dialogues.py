@@ -12,8 +12,10 @@ import pytest
 from convrec.base.errors import UserError
 from convrec.features.asking.users import LABEL_WORDINGS
 from recipes import evaluate as command
+from recipes.evaluation.dialogues import play_conversations
 from recipes.evaluation.examples import choose_examples
 from recipes.evaluation.options import EvaluationOptions
+from recipes.evaluation.setup import prepare_evaluation
 from recipes.evaluation.single import evaluate
 from recipes.report import report
 from tests.recipes.evaluation.small import row, write_rows
@@ -60,6 +62,14 @@ def files(tmp_path: Path, sound_model: Callable[..., Path]) -> dict[str, Any]:
         "user": "rule",
         "ask": ["genre", "decade"],
     }
+
+
+def test_a_catalog_that_is_replaced_before_the_conversations_is_refused(files: dict[str, Any]) -> None:
+    """Rows of the split's catalog would have the genres of other films."""
+    evaluation = prepare_evaluation(EvaluationOptions(**files))
+    pq.write_table(pq.read_table(files["catalog"])[::-1], files["catalog"])
+    with refuses("catalog.changed", files["catalog"]):
+        play_conversations(evaluation, lambda request: pytest.fail("a conversation was played"))
 
 
 def test_a_model_that_asks_is_measured_by_its_last_list(

@@ -14,6 +14,7 @@ from convrec.data.tokenizer import load_tokenizer
 from recipes import evaluate as command
 from recipes.evaluation.examples import choose_examples
 from recipes.evaluation.options import EvaluationOptions
+from recipes.evaluation.setup import prepare_evaluation
 from recipes.evaluation.single import evaluate
 from recipes.tiny_model import make_tiny_model
 from tests.conftest import mark_complete
@@ -62,6 +63,16 @@ def run(files: Files, out: Path, **changes: Any) -> dict[str, Any]:
     options = {**files, "out": out, "num_items": 3, "ks": (1, 3), "progress": False} | changes
     paths = {name: str(value) for name, value in options.items() if isinstance(value, Path)}
     return evaluate(EvaluationOptions(**options | paths))
+
+
+def test_a_catalog_that_is_replaced_while_it_is_read_is_refused(
+    files: Files, tmp_path: Path, replace_when_read: Callable[[Path, Any], None]
+) -> None:
+    """metrics.json would have the hash of another catalog than the one that scored the lists."""
+    catalog = Path(files["catalog"])
+    replace_when_read(catalog, pq.read_table(catalog)[::-1])
+    with refuses("catalog.changed", catalog):
+        prepare_evaluation(EvaluationOptions(**files, out=str(tmp_path / "out"), num_items=3, ks=(1, 3)))
 
 
 def test_each_distinct_prompt_is_asked_once_and_scored_per_row(files: Files, asked: Asked, tmp_path: Path) -> None:

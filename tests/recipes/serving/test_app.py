@@ -26,6 +26,13 @@ def test_every_model_is_a_deployment_with_a_unique_name():
             build(ServiceSettings(models=[ModelSettings(name=name, path="x") for name in names]))
 
 
+def test_replicas_that_start_later_get_the_checkpoint_of_the_deployment(validated_run):
+    built = build(ServiceSettings(models=[ModelSettings(name="films", path=str(validated_run))]))
+    settings, bound = built._bound_deployment.init_args
+    (model, _) = bound["films"]._bound_deployment.init_args
+    assert model.path == settings.models[0].path == str(validated_run / "global_step_100")
+
+
 def check_policy(policy):
     """Of the pods' ports those of others than they themselves: 8000 for all, the dashboard for the operator."""
     assert (policy["kind"], policy["spec"]["policyTypes"]) == ("NetworkPolicy", ["Ingress"])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,17 @@ def test_attributes_that_cannot_be_asked_about_are_refused(
         pq.write_table(pa.Table.from_pylist([{"title": t, "year": 1999, "one": "x"} for t in "AB"]), file)
     with refuses(code, *values):
         load_attributes(file, names)
+
+
+def test_attributes_of_a_catalog_that_is_replaced_while_it_is_read_are_refused(
+    tmp_path: Path, replace_when_read: Callable[[Path, pa.Table], None]
+) -> None:
+    file = tmp_path / "catalog.parquet"
+    films = pa.table({"title": ["Alien", "Heat"], "year": [1979, 1995], "genre": ["horror", "crime"]})
+    pq.write_table(films, file)
+    replace_when_read(file, films.take([1, 0]))
+    with refuses("catalog.changed", file):
+        load_attributes(file, ["genre"])
 
 
 def test_attributes_of_a_catalog_without_columns_are_refused() -> None:

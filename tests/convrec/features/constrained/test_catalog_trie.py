@@ -137,6 +137,46 @@ def test_trie_file_is_next_to_catalog_and_specific_to_its_inputs(
     assert catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[1].parent == tmp_path
 
 
+def test_trie_of_a_catalog_whose_file_was_replaced_has_no_file_that_the_new_one_finds(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    """A shop's export replaces the file between a process's reading of it and its trie."""
+    file = tmp_path / "catalog.parquet"
+
+    def export(titles: list[str]) -> None:
+        pq.write_table(pa.table({"title": titles, "year": [1995] * len(titles)}), file)
+
+    export(["Toy Story", "Heat", "Alien"])
+    before = Matcher(load_catalog(file))
+    export(["Toy Story", "Heat", "Fargo"])
+    trie_before, path_before = catalog_trie(file, before, tokenizer, "\n", tmp_path)
+    assert (trie_before.tokens == build_catalog_trie(before, tokenizer, "\n").tokens).all()
+    now = Matcher(load_catalog(file))
+    trie_now, path_now = catalog_trie(file, now, tokenizer, "\n", tmp_path)
+    assert (trie_now.tokens == build_catalog_trie(now, tokenizer, "\n").tokens).all()
+    assert path_now != path_before
+
+
+def test_trie_file_is_specific_to_everything_that_matching_reads_of_the_catalog(tmp_path: Path, tokenizer: Any) -> None:
+    columns: dict[str, list[Any]] = {
+        "title": ["Toy Story", "Heat", "Heat"],
+        "year": [1995, 1995, 1986],
+        "item_id": ["a", "b", "c"],
+        "aliases": [[], ["Hitze"], []],
+    }
+    changes: list[dict[str, list[Any]]] = [
+        {},
+        {"title": ["Toy Story", "Heat", "Heats"]},
+        {"year": [1995, 1995, 1987]},
+        {"item_id": ["a", "b", "b"]},
+        {"aliases": [[], ["Fuego"], []]},
+    ]
+    file = tmp_path / "catalog.parquet"
+    matchers = [Matcher(Catalog.from_columns(columns | change)) for change in changes]
+    paths = [catalog_trie(file, matcher, tokenizer, "\n", tmp_path)[1] for matcher in matchers]
+    assert len({*paths}) == len(changes)
+
+
 def test_a_trie_file_that_other_code_made_is_not_used(
     tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,13 +1,24 @@
 """The arrays that track vLLM's lists, compared with walks that take every token."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from convrec.features.constrained.catalog_trie import CatalogTrie
-from convrec.features.constrained.vllm_lists import OpenList, OpenLists, TrieMask
+from convrec.features.constrained.catalog_trie import CatalogTrie, save_catalog_trie
+from convrec.features.constrained.vllm_lists import (
+    EXCLUDE,
+    ITEMS,
+    MAX_CACHED_TRIES,
+    TRIE,
+    VERSION,
+    ListWriter,
+    OpenList,
+    OpenLists,
+    TrieMask,
+)
 from convrec.features.constrained.walk import Walk
 from tests.convrec.features.constrained.conftest import BYTE_LEVEL, DUMMY_PREFIX
 
@@ -89,3 +100,25 @@ def test_an_item_that_is_excluded_or_repeated_raises(catalog: CatalogTrie, mask:
     lists.put(0, OpenList(Walk(catalog, NUM_ITEMS, [*EXCLUDED, *walk.items]), mask))
     with pytest.raises(ValueError, match=f"item {walk.items[0]} is excluded or already in the list"):
         catch_up(lists, {0: write_list(catalog, 1)})
+
+
+def test_a_list_whose_trie_is_gone_is_empty_and_disturbs_no_other(catalog: CatalogTrie, tmp_path: Path) -> None:
+    """A cancelled request's trie is deleted before the engine begins it; that of the start, after a change."""
+    names = [f"{number}.npz" for number in range(1 + MAX_CACHED_TRIES)]
+    for name in names:
+        save_catalog_trie(tmp_path / name, catalog)
+    writer = ListWriter({TRIE: str(tmp_path / names[0])}, torch.device("cpu"))
+    (tmp_path / names[0]).unlink()
+    for name in names[1:]:  # the first one is no longer cached
+        other = writer.begin({ITEMS: NUM_ITEMS, EXCLUDE: EXCLUDED, VERSION: name})
+    empty = writer.begin({ITEMS: NUM_ITEMS, EXCLUDE: EXCLUDED, VERSION: "gone.npz"})
+    assert other is not None
+    assert empty is not None
+    lists = OpenLists()
+    lists.put(0, other)
+    lists.put(1, empty)
+    allowed = [Walk(catalog, NUM_ITEMS, EXCLUDED).allowed(), [catalog.eos_token_id]]
+    for _ in range(2):
+        logits_BV = lists.mask(torch.zeros(2, VOCABULARY), np.array([0, 1]), np.array([0, 1]))
+        assert [torch.isfinite(row).nonzero().flatten().tolist() for row in logits_BV] == allowed
+        catch_up(lists, {1: write_list(catalog, 1)})  # it may have begun before it was preempted

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from convrec.base.errors import UserError
 from convrec.inference.recommender import Recommender
 from convrec.inference.served_catalog.journal import FILE, StateUnreadable
+from convrec.inference.served_catalog.mentions import find_mentions_file
 from convrec.inference.served_catalog.snapshot import Snapshot, Title
 from tests.convrec.inference.served_catalog.films import FILMS, NEW, find_ids, ids, make_requests, write_catalog
 from tests.user_errors import refuses
@@ -386,16 +388,50 @@ def test_concurrent_writers_lose_no_change(serve: Any, tmp_path: Path, state: Pa
 import sys
 from pathlib import Path
 from convrec.inference.served_catalog.journal import Journal
-journal = Journal(Path(sys.argv[1]), Path(sys.argv[2]), True, True)
+journal = Journal(Path(sys.argv[1]), "catalog.parquet", sha256="", has_ids=True, dated=True)
 for number in range(25):
     with journal.lock():
-        journal.append({f"{sys.argv[3]}-{number}": {"title": f"Film {sys.argv[3]} {number}", "year": 2000}})
+        journal.append({f"{sys.argv[2]}-{number}": {"title": f"Film {sys.argv[2]} {number}", "year": 2000}})
 """
-    command = [sys.executable, "-c", code, str(state), str(tmp_path / "catalog.parquet")]
+    command = [sys.executable, "-c", code, str(state)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     writers = [subprocess.Popen([*command, str(number)], env=environment) for number in range(4)]
     assert [writer.wait(timeout=300) for writer in writers] == [0] * 4
     assert len(serve(state)) == 105
+
+
+def test_a_catalog_that_is_replaced_while_it_is_read_is_refused(
+    serve: Any, tmp_path: Path, replace_when_read: Callable[[Path, pa.Table], None]
+) -> None:
+    """Otherwise the titles were those of one file, and the prices those of the next."""
+    file = tmp_path / "catalog.parquet"
+    first = pa.table({"item_id": ["a", "b"], "title": ["Emma", "Ran"], "year": [1996, 1985], "price": [1.0, 2.0]})
+    pq.write_table(first, file)
+    replace_when_read(file, first.take([1, 0]))
+    with refuses("catalog.changed", file):
+        serve(file=file)
+    snapshot = serve(file=file).snapshot  # the export is over
+    assert {item.title: item.columns["price"] for item in snapshot.items.values()} == {"Emma": 1.0, "Ran": 2.0}
+
+
+def test_changes_belong_to_the_catalog_that_was_read_though_its_file_was_replaced(
+    serve: Any, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ids, item 0 is another one in the new file, and a restart must not apply its changes."""
+    file = write_catalog(tmp_path, ids=False)
+    read_table = pq.read_table
+
+    def read_after_export(source: Any, **options: Any) -> pa.Table:
+        """A shop's export replaces the catalog before its counts are read."""
+        if source == find_mentions_file(file):
+            write_catalog(tmp_path, FILMS[::-1], ids=False)
+        return read_table(source, **options)
+
+    with monkeypatch.context() as export:
+        export.setattr(pq, "read_table", read_after_export)
+        serve(state, file).delete(["0"])
+    with refuses("state.other-catalog", FILE, "item_id"):
+        serve(state, file)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ def catalog_file(tmp_path: Path) -> Path:
 
 
 def open_journal(catalog_file: Path, compact_bytes: int = 1 << 20) -> Journal:
-    return Journal(catalog_file.parent / "state", catalog_file, True, True, compact_bytes)
+    folder = catalog_file.parent / "state"
+    return Journal(folder, catalog_file.name, sha256="", has_ids=True, dated=True, compact_bytes=compact_bytes)
 
 
 def write(journal: Journal, **change: dict | None) -> None:
