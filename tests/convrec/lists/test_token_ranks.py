@@ -400,6 +400,15 @@ def test_reference_segmentation_matches_all_goldens(segmentation_cases):
         assert ranks_T.max() + 1 == case["items_emitted"], case["name"]
 
 
+def test_reference_ranks_skip_tokens_of_others_and_after_the_stop():
+    ids, table, eos = pieces_table(["A", "\n", "tool", "\n", "B", "<eos>", "C\n", "D"])
+    for mask, expected in (
+        ([1, 0, 0, 0, 1, 1, 1, 1], [0, -1, -1, -1, 0, 0, -1, -1]),  # both delimiters are the tool's
+        ([1, 1, 0, 0, 1, 1, 1, 1], [0, 0, -1, -1, 1, 1, -1, -1]),
+    ):
+        assert reference_rank_ids(torch.tensor([ids]), torch.tensor([mask]), table, eos)[0].tolist() == expected
+
+
 def test_paper_segmentation_differs_from_goldens_as_intended(segmentation_cases):
     ours = {case["name"]: _golden_ranks(case, token_rank_ids)[0].tolist() for case in segmentation_cases}
     expected = {case["name"]: case["rank_ids"] for case in segmentation_cases}

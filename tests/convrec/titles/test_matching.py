@@ -178,6 +178,12 @@ def test_reference_mode_needs_the_exact_title_and_year():
     assert compute_relevance(matcher, "The Matrix (1999)\n" * 2, truth) == [1, 1]
 
 
+def test_seen_rows_in_reference_mode_need_the_exact_title():
+    matcher = Matcher(Catalog.from_items(FILMS), "reference")
+    assert matcher.seen_rows(["Heat", "Mother", "Heat"]) == [15, 16, 20]
+    assert matcher.seen_rows(["heat", "Heat (1995)", "Mother!!"]) == []
+
+
 def test_reference_mode_marks_repeats_and_lines_without_an_item():
     matcher = Matcher(Catalog.from_items(FILMS), "reference")
     result = matcher.match([None, None, Item("Heat", 1995), Item("Heat", 1995)], [], None)
