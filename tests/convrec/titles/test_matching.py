@@ -119,6 +119,11 @@ def test_each_ground_truth_is_hit_once_and_nearest_year_wins(exact):
     assert compute_relevance(exact, "The Stranger (2020)\nThe Stranger (2022)", truth[:1]) == [1, 0]
 
 
+def test_relevant_rows_are_those_of_the_catalog_each_once(fuzzy):
+    truth = [("Heat", 1995), ("Matrix", "1999"), ("Up", 2009), ("The Matrix", 1998), ("The Stranger", None)]
+    assert fuzzy.find_relevant_rows(truth) == [ROW["Heat", 1995], 0]  # which Stranger is unknown
+
+
 def test_year_tolerance_is_between_item_and_ground_truth(exact):
     # Both are within 2 of the catalog's 1999, but 3 apart.
     assert compute_relevance(exact, "The Matrix (1998)", [("The Matrix", 2001)]) == [0]
@@ -127,8 +132,9 @@ def test_year_tolerance_is_between_item_and_ground_truth(exact):
 
 @pytest.mark.parametrize("year", ["n/a", None, "", "19x5"])
 def test_undated_ground_truth_matches_the_only_item_of_that_name(fuzzy, exact, year):
-    for title in ("Heat", "heat", "The Outsiders"):
-        assert compute_relevance(fuzzy, "Heat (1996)\nThe Outsiders (1983)", [(title, year)]).count(1) == 1
+    for title in ("Heat", "heat", "The Outsiders", "The Matrix"):
+        text = "Heat (1996)\nThe Outsiders (1983)\nThe Matrix (1999)"
+        assert compute_relevance(fuzzy, text, [(title, year)]).count(1) == 1
     # Two films, another article, another number, a typo; exact matching needs the year.
     for title in ("The Stranger", "Mother", "Outsiders", "Toy Story 4", "Haet"):
         text = "The Stranger (2020)\nMother (2009)\nThe Outsiders (1983)\nToy Story 3 (2010)\nHeat (1995)"
@@ -153,10 +159,13 @@ def test_titles_outside_the_catalog_are_seen_too(fuzzy, exact):
         items = parse_items("Up (2009)\nno item\nUp Again (2009)")
         assert matcher.match(items, [], seen).seen == [True, False, False]
         assert matcher.match(items, [], ["Heat"]).seen == [False] * 3
+        assert matcher.seen_rows(["Up", "Up (2009)"]) == []
 
 
 def test_another_year_of_one_film_is_a_repeat(exact):
-    assert exact.match(parse_items("Heat (1995)\nHeat (1996)"), [], []).duplicate == [False, True]
+    for title, year in (("Heat", 1995), ("The Matrix", 1999)):  # The Matrix is the catalog's first row
+        items = [Item(title, year), Item(title, year + 1)]
+        assert exact.match(items, [], []).duplicate == [False, True]
 
 
 def test_out_of_catalog_repeats_are_duplicates_too(exact):
