@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from convrec.lists.ranks import split_lines
-from convrec.lists.token_bytes import token_bytes
+from convrec.lists.token_bytes import find_fallback_tokens, token_bytes
 from convrec.lists.token_ranks import (
     build_vocab_table,
     reference_rank_ids,
@@ -358,12 +358,37 @@ def test_tokenizer_unable_to_write_delimiter_is_refused_by_name():
         build_vocab_table(_wrap(tokenizer, "t5-like", SPECIALS[0]))
 
 
-def test_self_check_catches_a_wrong_table(monkeypatch):
-    tokenizer = get_tokenizer("qwen2")
-    wrong = [text.replace(b"\n", b" ") for text in token_bytes(tokenizer)]
-    monkeypatch.setattr("convrec.lists.token_ranks.token_bytes", lambda _: wrong)
-    with refuses("lists.line-mismatch", "qwen2-like"):
+# The first F of the test lists comes after a character of several byte tokens, the first M in a list of ASCII.
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"), [("qwen2", b"\n", b" "), ("llama2", b"F", b"\n"), ("llama2", b"M", b"\n")]
+)
+def test_self_check_catches_a_wrong_table(monkeypatch, kind, right, wrong):
+    tokenizer = get_tokenizer(kind)
+    texts = [text.replace(right, wrong) for text in token_bytes(tokenizer)]
+    monkeypatch.setattr("convrec.lists.token_ranks.token_bytes", lambda _: texts)
+    with refuses("lists.line-mismatch", f"{kind}-like"):
         build_vocab_table(tokenizer)
+
+
+def test_a_tokenizer_of_byte_tokens_alone_is_supported():
+    vocab = {"<unk>": 0} | {f"<0x{byte:02X}>": byte + 1 for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = _wrap(tokenizer, "bytes", "<unk>")
+    ids = tokenizer.encode("é\n千")
+    # one run of byte tokens: 2 bytes, the line break, 3 bytes
+    assert compute_ranks(ids, build_vocab_table(tokenizer)) == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("decoder", [None, decoders.ByteFallback()])
+def test_only_decoders_with_byte_fallback_have_byte_tokens(decoder):
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "<0x0A>": 2}, unk_token="[UNK]"))
+    tokenizer.add_tokens([AddedToken("<0x09>", special=False)])
+    if decoder:
+        tokenizer.decoder = decoder
+    tokenizer = _wrap(tokenizer, "words", "[UNK]")
+    assert tokenizer.decode([2, 3]).replace(" ", "") == ("\n\t" if decoder else "<0x0A><0x09>")
+    assert find_fallback_tokens(tokenizer) == ({2: 10, 3: 9} if decoder else {})
 
 
 def test_a_slow_tokenizer_is_refused():

@@ -214,6 +214,10 @@ def test_sequel_guard_holds_where_only_the_number_differs(fuzzy):
         ("One, Two, Three", "1 2 3", (1, 2, 3)),
         ("One Hundred and One Nights", "101 nights", (101,)),
         ("Thirteen Eighty-One", "1381", (1381,)),
+        ("Nineteen Ten", "1910", (1910,)),
+        ("Seven Eleven", "7 11", (7, 11)),
+        ("Sixty Ten", "60 10", (60, 10)),
+        ("Twenty-One Two", "21 2", (21, 2)),
         ("One Hundred Twenty-One Days", "121 days", (121,)),
         ("Two Thousand and Counting", "2000 and counting", (2000,)),
         ("Two Thousand and", "2000 and", (2000,)),  # a list that was cut off
