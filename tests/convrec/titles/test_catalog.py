@@ -92,6 +92,10 @@ def test_invalid_entries_are_reported_and_keep_their_row():
     assert "201" in catalog.problems[0]
 
 
+def test_years_from_1870_to_2100_are_valid():
+    assert Catalog.from_items([("A", 1869), ("B", 1870), ("C", 2100), ("D", 2101)]).years == [None, 1870, 2100, None]
+
+
 def test_a_few_problems_are_printed_and_the_others_counted(capsys):
     print_problems("c.parquet", ["one", "two"])
     assert capsys.readouterr() == ("", "c.parquet: one\nc.parquet: two\n")
@@ -226,6 +230,7 @@ UNREADABLE = "catalog.unreadable-pickle"
         ("c.pkl", b"\x80\x04]r\xff\xff\xff\x7f", UNREADABLE, ""),  # memo entry 2**31: 16 GiB in C, one entry here
         ("c.pkl", b"\x80\x04(" + b"(" * 20000 + b"t" * 20000 + b"l.", UNREADABLE, "nested too deeply"),
         ("c.pkl", b"\x80\x04\x8f(" + b"(" * 20000 + b"t" * 20000 + b"\x90.", UNREADABLE, "nested too deeply"),
+        ("c.pkl", b"\x80\x04())\x85t.", UNREADABLE, "nested too deeply"),  # the second value: ((), ((),))
         ("c.pkl", pickle.dumps({"Heat": 1995}), UNREADABLE, "a dict"),
         ("c.pkl", pickle.dumps([("Heat", 1995, 1)]), "catalog.invalid-entry", "entry 0"),
         ("c.pkl", pickle.dumps("Heat"), "catalog.unexpected-pickle", "str"),

@@ -185,6 +185,7 @@ def test_reference_mode_needs_the_exact_title_and_year():
     # Repeats count while ground truth is left: first 1999, then one year later; one year earlier is left.
     truth = [("The Matrix", 1998), ("The Matrix", 2000), ("The Matrix", 1999)]
     assert compute_relevance(matcher, "The Matrix (1999)\n" * 2, truth) == [1, 1]
+    assert matcher.match_lines(["The Matrix (1999)", "the matrix (1999)"], truth, []).relevance == [1, 0]
 
 
 def test_seen_rows_in_reference_mode_need_the_exact_title():
@@ -195,16 +196,33 @@ def test_seen_rows_in_reference_mode_need_the_exact_title():
 
 def test_reference_mode_marks_repeats_and_lines_without_an_item():
     matcher = Matcher(Catalog.from_items(FILMS), "reference")
-    result = matcher.match([None, None, Item("Heat", 1995), Item("Heat", 1995)], [], None)
-    assert result.in_catalog == [False, False, True, True]
-    assert result.duplicate == [False, False, False, True]
-    assert result.catalog_index == [-1, -1, 20, 20]
+    result = matcher.match([None, None, Item("Heat", 1995), Item("Heat", 1995), Item("Up", 2009)], [], None)
+    assert result.in_catalog == [False, False, True, True, False]
+    assert result.duplicate == [False, False, False, True, False]
+    assert result.catalog_index == [-1, -1, 20, 20, -1]
 
 
 @pytest.mark.parametrize("bad", [{"mode": "loose"}, {"year_tolerance": -1}, {"fuzzy_cutoff": 0}, {"fuzzy_cutoff": 101}])
 def test_settings_out_of_range_are_refused(bad):
     with pytest.raises(ValueError, match=str(next(iter(bad.values())))):
         Matcher(Catalog.from_items(FILMS), **bad)
+
+
+def test_settings_at_the_ends_of_their_ranges_allow_no_difference():
+    strict = Matcher(Catalog.from_items([("The Matrix", 1999)]), year_tolerance=0, fuzzy_cutoff=100)
+    found = [strict.identify(*item).index for item in (("matrix", 1999), ("The Matirx", 1999), ("The Matrix", 2000))]
+    assert found == [0, -1, -1]
+    Matcher(Catalog.from_items(FILMS), fuzzy_cutoff=0.5)
+
+
+def test_an_exact_title_comes_before_another_spelling_of_its_year():
+    matcher = Matcher(Catalog.from_items([("Mother!", 2017), ("Mother", 2016)]))
+    assert [matcher.identify(title, 2016).index for title in ("Mother!", "Mother", "mother?")] == [0, 1, 1]
+
+
+def test_a_title_of_signs_alone_is_not_seen_with_another() -> None:
+    matcher = Matcher(Catalog.from_items([("$", 1971), ("Heat", 1995)]))
+    assert matcher.match([Item("$", 1971), Item("Heat", 1995)], [], ["?"]).seen == [False, False]
 
 
 def test_threads_share_a_matcher(fuzzy):

@@ -123,6 +123,32 @@ def test_next_similar_title_wins_when_nearest_has_another_word():
     assert Matcher(Catalog.from_items([("Zamper", 2001), ("Zompers", 2001)])).identify("Zampers", 2001).index == 1
 
 
+def test_a_typo_is_found_behind_many_similar_other_titles():
+    # five titles with four more letters (ratio 92.6) are nearer than the one with two typos (92)
+    films = [(f"Zampolinkravotex{end}", 2001) for end in ("qiwo", "quwe", "qawu", "qewi", "qowa")]
+    matcher = Matcher(Catalog.from_items([*films, ("Zampulinkravetex", 2001)]))
+    assert matcher.identify("Zampolinkravotex", 2001).index == 5
+
+
+@pytest.mark.parametrize(
+    ("title", "year", "row"),
+    [
+        ("Teh Matrix", 1999, 0),
+        ("She Matrix", 1999, -1),  # a word that is one letter away from an article
+        ("Red Matrix", 1999, -1),
+        ("Sevne Samurai", 1954, 1),
+        ("Sveen Samurai", 1954, 1),
+        ("Tin Men", 1987, -1),  # a word that is one letter away from a number
+        ("Two Men", 1987, -1),
+        ("Het", 1995, 3),
+        ("Ha", 1995, -1),
+    ],
+)
+def test_typos_in_articles_numbers_and_short_titles(title, year, row):
+    films = [("The Matrix", 1999), ("Seven Samurai", 1954), ("Ten Men", 1987), ("Heat", 1995)]
+    assert Matcher(Catalog.from_items(films)).identify(title, year).index == row
+
+
 SECOND_TITLES = [
     ("Heat", 1995),
     ("Spirited Away", 2001),
