@@ -162,7 +162,9 @@ def test_the_source_of_a_reward_is_its_file_or_top_level_package(module, tmp_pat
     assert sources("no_such_module") == []
 
 
-@pytest.mark.parametrize("name", ["sys:intern", "math:prod", "json.decoder:f", "numpy:mean", "convrec.lists.rank_rewards:dcg"])
+@pytest.mark.parametrize(
+    "name", ["sys:intern", "math:prod", "json.decoder:f", "numpy:mean", "convrec.lists.rank_rewards:dcg"]
+)
 def test_installed_and_project_modules_are_not_own_sources(name):
     assert find_own_sources(name) == []
     assert name.startswith(("sys", "math")) or sources(user_rewards.parse_module_name(name))
