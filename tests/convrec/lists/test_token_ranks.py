@@ -447,7 +447,7 @@ def test_reference_segmentation_matches_all_goldens(segmentation_cases):
         assert ranks_T.max() + 1 == case["items_emitted"], case["name"]
 
 
-def test_reference_ranks_skip_tokens_of_others_and_after_the_stop():
+def test_reference_ranks_skip_other_tokens_and_those_after_a_stop():
     ids, table, eos = pieces_table(["A", "\n", "tool", "\n", "B", "<eos>", "C\n", "D"])
     for mask, expected in (
         ([1, 0, 0, 0, 1, 1, 1, 1], [0, -1, -1, -1, 0, 0, -1, -1]),  # both delimiters are the tool's

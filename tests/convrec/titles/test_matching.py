@@ -208,14 +208,14 @@ def test_settings_out_of_range_are_refused(bad):
         Matcher(Catalog.from_items(FILMS), **bad)
 
 
-def test_settings_at_the_ends_of_their_ranges_allow_no_difference():
+def test_settings_at_the_ends_of_their_ranges_are_accepted():
     strict = Matcher(Catalog.from_items([("The Matrix", 1999)]), year_tolerance=0, fuzzy_cutoff=100)
     found = [strict.identify(*item).index for item in (("matrix", 1999), ("The Matirx", 1999), ("The Matrix", 2000))]
     assert found == [0, -1, -1]
     Matcher(Catalog.from_items(FILMS), fuzzy_cutoff=0.5)
 
 
-def test_an_exact_title_comes_before_another_spelling_of_its_year():
+def test_an_exact_title_wins_over_another_spelling_of_its_year():
     matcher = Matcher(Catalog.from_items([("Mother!", 2017), ("Mother", 2016)]))
     assert [matcher.identify(title, 2016).index for title in ("Mother!", "Mother", "mother?")] == [0, 1, 1]
 
