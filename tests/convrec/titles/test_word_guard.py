@@ -39,12 +39,15 @@ def test_the_guard_tells_another_word_from_a_typo(written: str, title: str, is_o
     assert GUARD.has_other_word(written, title, years_differ=False) == is_other
 
 
-@pytest.mark.parametrize(("num_letters", "years_differ"), [(10, True), (7, False)])
-def test_two_typos_need_ten_letters_or_seven_in_the_same_year(num_letters: int, years_differ: bool) -> None:
-    written = "qorkalbimu"[-num_letters:]
-    title = f"{written[0]}x{written[2:-1]}e"
-    assert not GUARD.has_other_word(written, title, years_differ)
-    assert GUARD.has_other_word(written[:2] + written[3:], title[:2] + title[3:], years_differ)
+@pytest.mark.parametrize(("num_typos", "num_letters"), [(2, 10), (3, 20)])
+@pytest.mark.parametrize("years_differ", [True, False])
+def test_typos_need_ten_letters_each_but_the_first(num_typos: int, num_letters: int, years_differ: bool) -> None:
+    # an equal year counts as three letters
+    written = "qorkalbimu" * 2
+    title = "qxrxaxbimu"[: 2 * num_typos] + written[2 * num_typos :]
+    enough = num_letters - (0 if years_differ else 3)
+    assert not GUARD.has_other_word(written[:enough], title[:enough], years_differ)
+    assert GUARD.has_other_word(written[: enough - 1], title[: enough - 1], years_differ)
 
 
 def test_short_words_are_those_of_a_list() -> None:
