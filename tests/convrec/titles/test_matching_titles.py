@@ -218,6 +218,7 @@ def test_sequel_guard_holds_where_only_the_number_differs(fuzzy):
     ("title", "folded", "number"),
     [
         ("The X-Men", "x men", ()),
+        ("The Heat", "heat", ()),
         ("I, Robot", "i robot", ()),
         ("V for Vendetta", "v for vendetta", ()),
         ("Rocky V", "rocky 5", (5,)),
@@ -296,6 +297,8 @@ def test_folding(title, folded, number):
         ("Justice League: War", ["justice league"]),  # war is an English word
         ("Dune: Part Two", []),
         ("Nymphomaniac: Vol. I", ["nymphomaniac"]),
+        ("300: Rise of an Empire", ["300", "rise of an empire"]),
+        ("Kill Bill: Zorba: Vol. 2", ["zorba 2"]),  # the second volume of Zorba, not of Kill Bill
     ],
 )  # fmt: skip
 def test_short_forms_of_titles_with_several_parts(title, short_forms):
