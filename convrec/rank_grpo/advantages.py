@@ -73,7 +73,7 @@ def compute_rank_advantages(
     group_B, num_groups = _group_index(uid, returns_BK.device)
     # The statistics are in float64, because a rounding error in the mean must not become an advantage.
     values_BK = returns_BK.detach().double()
-    count_G1 = torch.bincount(group_B, minlength=num_groups)[:, None].double()
+    count_G1 = torch.bincount(group_B)[:, None].double()
     sums_GK = values_BK.new_zeros(num_groups, values_BK.shape[1])
     mean_GK = sums_GK.index_add(0, group_B, values_BK) / count_G1
     centred_BK = values_BK - mean_GK[group_B]

@@ -199,25 +199,22 @@ class Catalog:
 
         Matching `fuzzy` takes it for another spelling, or it has the same id.
         """
-        if not (self.item_ids or self.dated):
-            return []
-        if self.item_ids:
-            sentence = (
-                "row {row}: {title!r} has the item_id of row {first}, {other!r}: they count as one item with two "
-                "titles. If they are two items, give each its own id"
-            )
-        else:
-            sentence = (
-                "row {row}: {title!r} ({year}) is another spelling of row {first}, {other!r}: they count as one item "
-                "unless a column item_id tells them apart"
-            )
+        same_id = (
+            "row {row}: {title!r} has the item_id of row {first}, {other!r}: they count as one item with two titles. "
+            "If they are two items, give each its own id"
+        )
+        same_form = (
+            "row {row}: {title!r} ({year}) is another spelling of row {first}, {other!r}: they count as one item "
+            "unless a column item_id tells them apart"
+        )
+        ids = self.item_ids or [None] * len(self)
         exact = [normalise(title) for title in self.titles]
-        firsts = enumerate(self.first_rows(exact if self.item_ids else self.compute_spelling_forms()))
+        firsts = self.first_rows(self.compute_spelling_forms() if self.dated else exact)
         return [
-            sentence.format(
+            (same_form if ids[row] is None else same_id).format(
                 row=row, title=self.titles[row], year=self.years[row], first=first, other=self.titles[first]
             )
-            for row, first in firsts
+            for row, first in enumerate(firsts)
             if exact[row] != exact[first]
         ]
 

@@ -213,7 +213,7 @@ def score_mentions(name: str, numbers_M: Sequence[float]) -> list[float]:
     if name == "novelty":
         total = max(sum(numbers_M), 2.0)
         return [math.log(total / max(number, 1.0)) / math.log(total) for number in numbers_M]
-    most = max(1.0, max(numbers_M, default=1.0))
+    most = max(1.0, max(numbers_M))
     return [number / most for number in numbers_M]
 
 

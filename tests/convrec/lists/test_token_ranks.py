@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from convrec.lists.ranks import split_lines
-from convrec.lists.token_bytes import token_bytes
+from convrec.lists.token_bytes import find_fallback_tokens, token_bytes
 from convrec.lists.token_ranks import (
     build_vocab_table,
     reference_rank_ids,
@@ -229,10 +229,18 @@ def test_newline_byte_inside_invalid_utf8_does_not_end_a_line():
     assert ranks_and_lines("<0xE2>", "U", "<0x0A>", "U") == ([0, 0, 0, 1], ["\ufffdU", "U"])
 
 
+def test_what_is_no_text_does_not_split_a_run_of_byte_tokens():
+    tokenizer, table = get_tokenizer("llama2"), get_table("llama2")
+    first, second, newline, u = tokenizer.convert_tokens_to_ids(["<0xC3>", "<0xA9>", "<0x0A>", "U"])  # é, \n, U
+    assert compute_ranks([first, 10**6, second, newline, u], table) == [0, 0, 0, 0, 1]  # padding
+    assert compute_ranks([first, u, second, newline, u], table, mask=[1, 0, 1, 1, 1]) == [0, -1, 0, 0, 1]  # a tool's
+    assert compute_ranks([first, u, second, newline, u], table) == [0, 0, 0, 0, 0]
+
+
 def test_runs_of_byte_tokens_are_utf8_where_python_decodes_them():
     # every first byte at which Unicode's table of well-formed sequences changes, with every such later byte
-    first = [0x7F, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5]
-    later = [0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0]
+    first = [0x00, 0x7F, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5]
+    later = [0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0]
     runs = [bytes(run) for count in range(4) for run in product(first, *[later] * count)]
     tokenizer, table = get_tokenizer("llama2"), get_table("llama2")
     u = tokenizer.convert_tokens_to_ids("U")
@@ -315,6 +323,16 @@ def test_a_table_moves_to_a_device_with_its_bytes_of_fallback():
 def test_ids_beyond_the_vocabulary_are_blank():
     ids, table, eos = pieces_table(["A", "\n", "B"])
     assert compute_ranks([ids[0], 10**6, ids[1], -100, ids[2]], table, eos) == [0, 0, 0, 0, 1]
+    for unknown in (10**6, -100):
+        assert compute_ranks([ids[0], unknown, ids[1], ids[2]], table, eos) == [0, 0, 0, 1]
+
+
+def test_responses_without_tokens_have_no_ranks():
+    _, table, eos = pieces_table(["A", "\n"])
+    empty = torch.empty(2, 0, dtype=torch.long)
+    assert stop_token_mask(empty, empty, eos).tolist() == [[], []]
+    for function in (token_rank_ids, reference_rank_ids):
+        assert function(empty, empty, table, eos).tolist() == [[], []]
 
 
 def test_stop_token_is_the_first_of_any_end_id():
@@ -337,12 +355,16 @@ def test_unsupported_decoder_is_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    "decoder", [decoders.Strip("x", 1, 0), decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex("a+"), "b")])]
+    ("decoder", "value"),
+    [
+        (decoders.Strip("。", 1, 0), "。"),
+        (decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex("a+"), "b")]), "a+"),
+    ],
 )
-def test_decoder_steps_that_change_text_are_refused(decoder):
+def test_decoder_steps_that_change_text_are_refused(decoder, value):
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     tokenizer.decoder = decoder
-    with refuses("lists.unsupported-decoder", "stripper"):
+    with refuses("lists.unsupported-decoder", "stripper", value):
         token_bytes(_wrap(tokenizer, "stripper", "[UNK]"))
 
 
@@ -358,12 +380,37 @@ def test_tokenizer_unable_to_write_delimiter_is_refused_by_name():
         build_vocab_table(_wrap(tokenizer, "t5-like", SPECIALS[0]))
 
 
-def test_self_check_catches_a_wrong_table(monkeypatch):
-    tokenizer = get_tokenizer("qwen2")
-    wrong = [text.replace(b"\n", b" ") for text in token_bytes(tokenizer)]
-    monkeypatch.setattr("convrec.lists.token_ranks.token_bytes", lambda _: wrong)
-    with refuses("lists.line-mismatch", "qwen2-like"):
+# The first F of the test lists comes after a character of several byte tokens, the first M in a list of ASCII.
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"), [("qwen2", b"\n", b" "), ("llama2", b"F", b"\n"), ("llama2", b"M", b"\n")]
+)
+def test_self_check_catches_a_wrong_table(monkeypatch, kind, right, wrong):
+    tokenizer = get_tokenizer(kind)
+    texts = [text.replace(right, wrong) for text in token_bytes(tokenizer)]
+    monkeypatch.setattr("convrec.lists.token_ranks.token_bytes", lambda _: texts)
+    with refuses("lists.line-mismatch", f"{kind}-like"):
         build_vocab_table(tokenizer)
+
+
+def test_a_tokenizer_of_byte_tokens_alone_is_supported():
+    vocab = {"<unk>": 0} | {f"<0x{byte:02X}>": byte + 1 for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = _wrap(tokenizer, "bytes", "<unk>")
+    ids = tokenizer.encode("é\n千")
+    # one run of byte tokens: 2 bytes, the line break, 3 bytes
+    assert compute_ranks(ids, build_vocab_table(tokenizer)) == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("decoder", [None, decoders.ByteFallback()])
+def test_only_decoders_with_byte_fallback_have_byte_tokens(decoder):
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "<0x0A>": 2}, unk_token="[UNK]"))
+    tokenizer.add_tokens([AddedToken("<0x09>", special=False)])
+    if decoder:
+        tokenizer.decoder = decoder
+    tokenizer = _wrap(tokenizer, "words", "[UNK]")
+    assert tokenizer.decode([2, 3]).replace(" ", "") == ("\n\t" if decoder else "<0x0A><0x09>")
+    assert find_fallback_tokens(tokenizer) == ({2: 10, 3: 9} if decoder else {})
 
 
 def test_a_slow_tokenizer_is_refused():
@@ -398,6 +445,15 @@ def test_reference_segmentation_matches_all_goldens(segmentation_cases):
         assert ranks_T.tolist() == case["rank_ids"], case["name"]
         assert (ranks_T >= case["max_items"]).int().tolist() == case["overflow_mask"], case["name"]
         assert ranks_T.max() + 1 == case["items_emitted"], case["name"]
+
+
+def test_reference_ranks_skip_other_tokens_and_those_after_a_stop():
+    ids, table, eos = pieces_table(["A", "\n", "tool", "\n", "B", "<eos>", "C\n", "D"])
+    for mask, expected in (
+        ([1, 0, 0, 0, 1, 1, 1, 1], [0, -1, -1, -1, 0, 0, -1, -1]),  # both delimiters are the tool's
+        ([1, 1, 0, 0, 1, 1, 1, 1], [0, 0, -1, -1, 1, 1, -1, -1]),
+    ):
+        assert reference_rank_ids(torch.tensor([ids]), torch.tensor([mask]), table, eos)[0].tolist() == expected
 
 
 def test_paper_segmentation_differs_from_goldens_as_intended(segmentation_cases):

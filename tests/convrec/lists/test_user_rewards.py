@@ -34,6 +34,15 @@ def nothing(relevance, items):
 def raises_without_hits(relevance, items):
     return [rel / sum(relevance) for rel in relevance]
 
+def divides_hits(relevance, items):
+    return [rel / sum(relevance) if any(items) else 0.0 for rel in relevance]
+
+def needs_every_title(relevance, items):
+    return [len(item.title) for item in items] if any(items) else [0] * len(items)
+
+def _hidden(relevance, items):
+    return relevance
+
 def takes_one(relevance):
     return relevance
 
@@ -111,6 +120,8 @@ def test_the_check_tries_lists_without_and_with_lines_and_hits():
         ("my_rewards:text", "reward.not-numbers", ["'no numbers'"]),
         ("my_rewards:nothing", "reward.not-numbers", ["None"]),
         ("my_rewards:raises_without_hits", "reward.raised", ["a list without lines", "ZeroDivisionError"]),
+        ("my_rewards:divides_hits", "reward.raised", ["a list without hits", "ZeroDivisionError"]),
+        ("my_rewards:needs_every_title", "reward.raised", ["a list with a hit at every other rank", "AttributeError"]),
         ("my_rewards:takes_one", "reward.raised", ["TypeError", "takes 1 positional argument but 2 were given"]),
     ],
 )
@@ -118,6 +129,15 @@ def test_an_invalid_custom_reward_is_refused(name, code, values):
     with refuses(code, *values) as refused:
         check(name, 4)
     assert str(refused.value).startswith(f"convrec.reward={name}: ")
+
+
+def test_private_functions_are_not_suggested():
+    with refuses("reward.no-function", "did you mean halves?") as refused:
+        load("my_rewards:_halves")
+    assert "_hidden" not in str(refused.value)
+    with refuses("reward.no-function", "needs_every_title") as refused:
+        load("my_rewards:hidden")
+    assert "_hidden" not in str(refused.value)
 
 
 def test_a_failing_import_is_refused(module):
@@ -142,7 +162,9 @@ def test_the_source_of_a_reward_is_its_file_or_top_level_package(module, tmp_pat
     assert sources("no_such_module") == []
 
 
-@pytest.mark.parametrize("name", ["math:prod", "json.decoder:f", "numpy:mean", "convrec.lists.rank_rewards:dcg"])
+@pytest.mark.parametrize(
+    "name", ["sys:intern", "math:prod", "json.decoder:f", "numpy:mean", "convrec.lists.rank_rewards:dcg"]
+)
 def test_installed_and_project_modules_are_not_own_sources(name):
     assert find_own_sources(name) == []
-    assert name.startswith("math") or sources(user_rewards.parse_module_name(name))
+    assert name.startswith(("sys", "math")) or sources(user_rewards.parse_module_name(name))

@@ -251,6 +251,18 @@ def test_a_ratio_counts_as_clipped_only_where_clipping_changes_the_gradient():
     assert (metrics["clip_low/1"], metrics["clip_low/all"], metrics["clip_high/all"]) == (0, 1 / 4, 1 / 4)
 
 
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_ratio_at_the_end_of_the_clip_range_trains(advantage):
+    # without a clip range, the first update has the ratio 1 at both ends: d loss = -A / (1 row x 1 rank)
+    old = torch.tensor([[-1.0]], dtype=F64)
+    sizes = {"num_ranks": 1, "global_batch_size": 1, "clip_ratio_low": 0.0, "clip_ratio_high": 0.0}
+    advantages = torch.tensor([[advantage]], dtype=F64)
+    loss, grad, parts = loss_and_grad(old, advantages, torch.tensor([[0]]), **sizes, old_log_prob_BT=old)
+    assert (loss.item(), grad.item()) == (-advantage, -advantage)
+    metrics = finish_policy_metrics(parts)
+    assert (metrics["clip_low/all"], metrics["clip_high/all"]) == (0, 0)
+
+
 # --- the gradient ---
 
 

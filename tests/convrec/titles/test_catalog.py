@@ -59,6 +59,30 @@ def test_id_with_two_titles_is_reported_and_clean_titles_stay(tmp_path):
     assert Catalog.from_items([("Hello [Adele]", 2015)]).clean_title(0) == "Hello [Adele]"  # part of the title
 
 
+def test_spellings_of_items_without_ids_are_reported_among_ids():
+    films = [("Amelie", 2001), ("Amélie", 2001), ("Amelie!", 2001), ("Heat", 1995), ("HEAT", 1995)]
+    catalog = Catalog.from_items(films, item_ids=[None, None, "tt1", "tt2", "tt2"])
+    (sentence,) = catalog.spellings()  # tt1 is another item, and HEAT is the same normalised title
+    assert sentence.startswith("row 1: 'Amélie' (2001) is another spelling of row 0, 'Amelie'")
+
+
+def test_an_item_without_a_title_is_reported_despite_a_display():
+    catalog = Catalog.from_columns({"title": [None, "Hello"], "year": [2015, 2015], "display": ["Adele", "Adele"]})
+    assert catalog.titles == ["", "Hello [Adele]"]
+    (problem,) = catalog.problems
+    assert problem.startswith("row 0: the title is empty")
+
+
+def test_columns_that_are_no_part_of_a_catalog_are_not_read(tmp_path):
+    not_utf8 = pa.Array.from_buffers(pa.binary(), 1, pa.array([b"\xff"]).buffers()).view(pa.string())
+    columns = {"title": pa.array(["Heat"]), "year": pa.array([1995]), "plot": not_utf8}
+    pq.write_table(pa.table(columns), tmp_path / "c.parquet")
+    assert load_catalog(tmp_path / "c.parquet").titles == ["Heat"]
+    pq.write_table(pa.table(columns | {"genres": not_utf8}), tmp_path / "c.parquet")
+    with refuses("catalog.invalid-encoding", tmp_path / "c.parquet"):
+        load_catalog(tmp_path / "c.parquet")
+
+
 def test_invalid_entries_are_reported_and_keep_their_row():
     catalog = Catalog.from_items([("The Wall", 201), ("Heat", None), ("", 1999), ("Up", "2009"), ("Jaws", "n/a")])
     assert catalog.years == [None, None, None, 2009, None]
@@ -66,6 +90,10 @@ def test_invalid_entries_are_reported_and_keep_their_row():
     assert "row 0" in catalog.problems[0]
     assert "'The Wall'" in catalog.problems[0]
     assert "201" in catalog.problems[0]
+
+
+def test_years_from_1870_to_2100_are_valid():
+    assert Catalog.from_items([("A", 1869), ("B", 1870), ("C", 2100), ("D", 2101)]).years == [None, 1870, 2100, None]
 
 
 def test_a_few_problems_are_printed_and_the_others_counted(capsys):
@@ -98,6 +126,9 @@ def test_pickled_lists_and_tuples_load_with_int_or_str_years(tmp_path, content):
 def test_a_set_loads_in_the_same_order_in_every_process(tmp_path):
     catalog = load_catalog(write(tmp_path / "c.pkl", {("Up", 2009), ("Heat", 1995), ("Alien", 1979)}))
     assert list(catalog.titles) == ["Alien", "Heat", "Up"]
+    catalog = load_catalog(write(tmp_path / "c.pkl", {("Heat", None), ("Heat", 1995), ("Heat", "1995"), (1984, 1956)}))
+    assert list(catalog.years) == [1995, 1995, None, None]  # a year can be a text or missing, a title a number
+    assert list(catalog.titles) == ["Heat", "Heat", "Heat", ""]
 
 
 @pytest.mark.parametrize("years", [[None, None], ["", ""], [None, ""]])
@@ -172,6 +203,12 @@ def test_a_small_pickle_cannot_take_long(tmp_path, content):
     assert peak < 64 << 20
 
 
+def test_titles_of_a_thousand_characters_are_loaded(tmp_path):
+    assert load_catalog(write(tmp_path / "c.pkl", [("x" * 1000, 1995)])).titles == ["x" * 1000]
+    with refuses("catalog.invalid-entry", "entry 0", "1,000"):
+        load_catalog(write(tmp_path / "c.pkl", [("x" * 1001, 1995)]))
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickles_of_every_protocol_load(tmp_path, protocol):
     for content in ([("Heat", 1995), ("Up", "2009"), ("M", 1931.0)], (("Heat", 1995), ["Up", -1], ("Her", None))):
@@ -193,6 +230,7 @@ UNREADABLE = "catalog.unreadable-pickle"
         ("c.pkl", b"\x80\x04]r\xff\xff\xff\x7f", UNREADABLE, ""),  # memo entry 2**31: 16 GiB in C, one entry here
         ("c.pkl", b"\x80\x04(" + b"(" * 20000 + b"t" * 20000 + b"l.", UNREADABLE, "nested too deeply"),
         ("c.pkl", b"\x80\x04\x8f(" + b"(" * 20000 + b"t" * 20000 + b"\x90.", UNREADABLE, "nested too deeply"),
+        ("c.pkl", b"\x80\x04())\x85t.", UNREADABLE, "nested too deeply"),  # the second value: ((), ((),))
         ("c.pkl", pickle.dumps({"Heat": 1995}), UNREADABLE, "a dict"),
         ("c.pkl", pickle.dumps([("Heat", 1995, 1)]), "catalog.invalid-entry", "entry 0"),
         ("c.pkl", pickle.dumps("Heat"), "catalog.unexpected-pickle", "str"),
@@ -218,7 +256,7 @@ def test_ids_that_pandas_converted_to_floats_are_integers(tmp_path):
     frame = pd.DataFrame({"title": ["Heat", "Up", "Jaws"], "year": [1995, 2009, 1975], "item_id": [12, None, 13]})
     assert frame["item_id"].dtype == float
     frame.to_parquet(tmp_path / "c.parquet")
-    assert load_catalog(tmp_path / "c.parquet").item_ids == [12, None, 13]
+    assert repr(load_catalog(tmp_path / "c.parquet").item_ids) == "[12, None, 13]"  # the server shows them as text
     assert Catalog.from_columns(frame).item_ids == [12, None, 13]
 
 

@@ -119,6 +119,11 @@ def test_each_ground_truth_is_hit_once_and_nearest_year_wins(exact):
     assert compute_relevance(exact, "The Stranger (2020)\nThe Stranger (2022)", truth[:1]) == [1, 0]
 
 
+def test_relevant_rows_are_those_of_the_catalog_each_once(fuzzy):
+    truth = [("Heat", 1995), ("Matrix", "1999"), ("Up", 2009), ("The Matrix", 1998), ("The Stranger", None)]
+    assert fuzzy.find_relevant_rows(truth) == [ROW["Heat", 1995], 0]  # which Stranger is unknown
+
+
 def test_year_tolerance_is_between_item_and_ground_truth(exact):
     # Both are within 2 of the catalog's 1999, but 3 apart.
     assert compute_relevance(exact, "The Matrix (1998)", [("The Matrix", 2001)]) == [0]
@@ -127,8 +132,9 @@ def test_year_tolerance_is_between_item_and_ground_truth(exact):
 
 @pytest.mark.parametrize("year", ["n/a", None, "", "19x5"])
 def test_undated_ground_truth_matches_the_only_item_of_that_name(fuzzy, exact, year):
-    for title in ("Heat", "heat", "The Outsiders"):
-        assert compute_relevance(fuzzy, "Heat (1996)\nThe Outsiders (1983)", [(title, year)]).count(1) == 1
+    for title in ("Heat", "heat", "The Outsiders", "The Matrix"):
+        text = "Heat (1996)\nThe Outsiders (1983)\nThe Matrix (1999)"
+        assert compute_relevance(fuzzy, text, [(title, year)]).count(1) == 1
     # Two films, another article, another number, a typo; exact matching needs the year.
     for title in ("The Stranger", "Mother", "Outsiders", "Toy Story 4", "Haet"):
         text = "The Stranger (2020)\nMother (2009)\nThe Outsiders (1983)\nToy Story 3 (2010)\nHeat (1995)"
@@ -153,10 +159,13 @@ def test_titles_outside_the_catalog_are_seen_too(fuzzy, exact):
         items = parse_items("Up (2009)\nno item\nUp Again (2009)")
         assert matcher.match(items, [], seen).seen == [True, False, False]
         assert matcher.match(items, [], ["Heat"]).seen == [False] * 3
+        assert matcher.seen_rows(["Up", "Up (2009)"]) == []
 
 
 def test_another_year_of_one_film_is_a_repeat(exact):
-    assert exact.match(parse_items("Heat (1995)\nHeat (1996)"), [], []).duplicate == [False, True]
+    for title, year in (("Heat", 1995), ("The Matrix", 1999)):  # The Matrix is the catalog's first row
+        items = [Item(title, year), Item(title, year + 1)]
+        assert exact.match(items, [], []).duplicate == [False, True]
 
 
 def test_out_of_catalog_repeats_are_duplicates_too(exact):
@@ -176,20 +185,44 @@ def test_reference_mode_needs_the_exact_title_and_year():
     # Repeats count while ground truth is left: first 1999, then one year later; one year earlier is left.
     truth = [("The Matrix", 1998), ("The Matrix", 2000), ("The Matrix", 1999)]
     assert compute_relevance(matcher, "The Matrix (1999)\n" * 2, truth) == [1, 1]
+    assert matcher.match_lines(["The Matrix (1999)"] * 2, truth, []).relevance == [1, 1]
+
+
+def test_seen_rows_in_reference_mode_need_the_exact_title():
+    matcher = Matcher(Catalog.from_items(FILMS), "reference")
+    assert matcher.seen_rows(["Heat", "Mother", "Heat"]) == [15, 16, 20]
+    assert matcher.seen_rows(["heat", "Heat (1995)", "Mother!!"]) == []
 
 
 def test_reference_mode_marks_repeats_and_lines_without_an_item():
     matcher = Matcher(Catalog.from_items(FILMS), "reference")
-    result = matcher.match([None, None, Item("Heat", 1995), Item("Heat", 1995)], [], None)
-    assert result.in_catalog == [False, False, True, True]
-    assert result.duplicate == [False, False, False, True]
-    assert result.catalog_index == [-1, -1, 20, 20]
+    result = matcher.match([None, None, Item("Heat", 1995), Item("Heat", 1995), Item("Up", 2009)], [], None)
+    assert result.in_catalog == [False, False, True, True, False]
+    assert result.duplicate == [False, False, False, True, False]
+    assert result.catalog_index == [-1, -1, 20, 20, -1]
 
 
 @pytest.mark.parametrize("bad", [{"mode": "loose"}, {"year_tolerance": -1}, {"fuzzy_cutoff": 0}, {"fuzzy_cutoff": 101}])
 def test_settings_out_of_range_are_refused(bad):
     with pytest.raises(ValueError, match=str(next(iter(bad.values())))):
         Matcher(Catalog.from_items(FILMS), **bad)
+
+
+def test_settings_at_the_ends_of_their_ranges_are_accepted():
+    strict = Matcher(Catalog.from_items([("The Matrix", 1999)]), year_tolerance=0, fuzzy_cutoff=100)
+    found = [strict.identify(*item).index for item in (("matrix", 1999), ("The Matirx", 1999), ("The Matrix", 2000))]
+    assert found == [0, -1, -1]
+    Matcher(Catalog.from_items(FILMS), fuzzy_cutoff=0.5)
+
+
+def test_an_exact_title_wins_over_another_spelling_of_its_year():
+    matcher = Matcher(Catalog.from_items([("Mother!", 2017), ("Mother", 2016)]))
+    assert [matcher.identify(title, 2016).index for title in ("Mother!", "Mother", "mother?")] == [0, 1, 1]
+
+
+def test_a_title_of_signs_alone_is_not_seen_with_another() -> None:
+    matcher = Matcher(Catalog.from_items([("$", 1971), ("Heat", 1995)]))
+    assert matcher.match([Item("$", 1971), Item("Heat", 1995)], [], ["?"]).seen == [False, False]
 
 
 def test_threads_share_a_matcher(fuzzy):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convrec.titles.catalog import Catalog, load_catalog
-from convrec.titles.forms import fold, normalise, numbers, turn_article
+from convrec.titles.forms import fold, fold_parts, make_short_forms, normalise, numbers, turn_article
 from convrec.titles.item import NO_YEAR
 from convrec.titles.matching import Matcher
 from data_prep.sample_data.films import load_films
@@ -123,6 +123,32 @@ def test_next_similar_title_wins_when_nearest_has_another_word():
     assert Matcher(Catalog.from_items([("Zamper", 2001), ("Zompers", 2001)])).identify("Zampers", 2001).index == 1
 
 
+def test_a_typo_is_found_behind_many_similar_other_titles():
+    # five titles with four more letters (ratio 92.6) are nearer than the one with two typos (92)
+    films = [(f"Zampolin{middle}kravotex", 2001) for middle in ("qiwo", "quwe", "qawu", "qewi", "qowa")]
+    matcher = Matcher(Catalog.from_items([*films, ("Zampulinkravetex", 2001)]))
+    assert matcher.identify("Zampolinkravotex", 2001).index == 5
+
+
+@pytest.mark.parametrize(
+    ("title", "year", "row"),
+    [
+        ("Teh Matrix", 1999, 0),
+        ("She Matrix", 1999, -1),  # a word that is one letter away from an article
+        ("Red Matrix", 1999, -1),
+        ("Sevne Samurai", 1954, 1),
+        ("Sveen Samurai", 1954, 1),
+        ("Tin Men", 1987, -1),  # a word that is one letter away from a number
+        ("Two Men", 1987, -1),
+        ("Het", 1995, 3),
+        ("Ha", 1995, -1),
+    ],
+)
+def test_typos_in_articles_numbers_and_short_titles(title, year, row):
+    films = [("The Matrix", 1999), ("Seven Samurai", 1954), ("Ten Men", 1987), ("Heat", 1995)]
+    assert Matcher(Catalog.from_items(films)).identify(title, year).index == row
+
+
 SECOND_TITLES = [
     ("Heat", 1995),
     ("Spirited Away", 2001),
@@ -192,6 +218,7 @@ def test_sequel_guard_holds_where_only_the_number_differs(fuzzy):
     ("title", "folded", "number"),
     [
         ("The X-Men", "x men", ()),
+        ("The Heat", "heat", ()),
         ("I, Robot", "i robot", ()),
         ("V for Vendetta", "v for vendetta", ()),
         ("Rocky V", "rocky 5", (5,)),
@@ -208,14 +235,37 @@ def test_sequel_guard_holds_where_only_the_number_differs(fuzzy):
         ("Se7en", "7", (7,)),
         ("Léon: The Professional", "leon the professional", ()),
         ("Rock ‘n’ Roll", "rock and roll", ()),
+        ("Rock 'n' Roll", "rock and roll", ()),
+        ("Barbie (TM)", "barbie", ()),
         ("Nineteen Eighty-Four", "1984", (1984,)),
         ("Twenty Thousand Leagues", "20000 leagues", (20000,)),
         ("20 000 Leagues", "20000 leagues", (20000,)),
         ("One, Two, Three", "1 2 3", (1, 2, 3)),
         ("One Hundred and One Nights", "101 nights", (101,)),
         ("Thirteen Eighty-One", "1381", (1381,)),
+        ("Nineteen Ten", "1910", (1910,)),
+        ("Seven Eleven", "7 11", (7, 11)),
+        ("Sixty Ten", "60 10", (60, 10)),
+        ("Twenty-One Two", "21 2", (21, 2)),
         ("One Hundred Twenty-One Days", "121 days", (121,)),
         ("Two Thousand and Counting", "2000 and counting", (2000,)),
+        ("Two Thousand and", "2000 and", (2000,)),  # a list that was cut off
+        ("Fourteen Hundred", "1400", (1400,)),
+        ("One Thousand Two Hundred and Three Nights", "1203 nights", (1203,)),
+        ("Two Hundred Thousand and Five", "200005", (200005,)),
+        ("One Million Two Thousand Three", "1002003", (1002003,)),
+        ("Three Thousand Thousand", "3000 thousand", (3000,)),
+        ("One Hundred Hundred", "100 hundred", (100,)),
+        ("Twenty and Two", "20 and 2", (20, 2)),
+        ("Forty-Second Street", "42nd street", (42,)),
+        ("One Hundred and Twenty-First Street", "121st street", (121,)),
+        ("Ten First Kisses", "10 first kisses", (10,)),
+        ("12 345 678", "12345678", (12345678,)),
+        ("999 999", "999999", (999999,)),
+        ("1000 000", "1000 000", (1000, 0)),  # spaces are between groups of three
+        ("5 Thousand Days", "5000 days", (5000,)),
+        ("123456789 Thousand", "123456789000", (123456789000,)),
+        ("1234567890 Thousand", "1234567890 thousand", (1234567890,)),
         ("Million Dollar Baby", "million dollar baby", ()),
         ("The Twenty-First Hour", "21st hour", (21,)),
         ("11.22.63", "11 22 63", (11, 22, 63)),
@@ -234,6 +284,27 @@ def test_sequel_guard_holds_where_only_the_number_differs(fuzzy):
 )
 def test_folding(title, folded, number):
     assert (fold(title), numbers(fold(title))) == (folded, number)
+
+
+@pytest.mark.parametrize(
+    ("title", "short_forms"),
+    [
+        ("Heat", []),
+        ("Star Trek II: The Wrath of Khan", ["star trek 2", "wrath of khan", "star trek wrath of khan"]),
+        ("Rambo: First Blood Part II", ["rambo 2", "first blood 2"]),  # Rambo is another film
+        ("Star Wars: Episode V - The Empire Strikes Back",
+         ["star wars", "star wars 5", "empire strikes back", "star wars empire strikes back"]),
+        ("Justice League: War", ["justice league"]),  # war is an English word
+        ("Dune: Part Two", []),
+        ("Nymphomaniac: Vol. I", ["nymphomaniac"]),
+        ("300: Rise of an Empire", ["300", "rise of an empire"]),
+        ("Kill Bill: Zorba: Vol. 2", ["zorba 2"]),  # the second volume of Zorba, not of Kill Bill
+    ],
+)  # fmt: skip
+def test_short_forms_of_titles_with_several_parts(title, short_forms):
+    parts = fold_parts(title)
+    whole = {" ".join(parts)} if len(parts) > 1 else set()
+    assert make_short_forms(parts) == whole | set(short_forms)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ UNDATED = [("Oak Desk (2020)", None), ("Blue Lamp", None), ("Kettle 2", None), (
         ("Oak Desk (2021)", -1),  # its year is part of the title
         ("The Blue Lamp", 1),
         ("Blue Lamp (1999)", 1),  # the model added a year
+        ("Blue Lamp (1999) (2001)", 1),
         ("Blue Lamp (1999) deluxe", -1),
         ("Kettle II", 2),
         ("Kettle 4", -1),

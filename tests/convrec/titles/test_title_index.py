@@ -141,6 +141,14 @@ def test_large_blocks_are_split_and_one_typo_is_still_found(monkeypatch):
         assert split.identify(written, 2001).index >= 0
 
 
+def test_titles_with_equal_ends_are_still_compared_in_the_middle(monkeypatch):
+    monkeypatch.setattr(title_blocks, "LARGE_BLOCK", 8)
+    titles = [f"abcdefg{letter}{letter}mnopqrs" for letter in "tuvwxyzhij"]
+    matcher = Matcher(Catalog.from_items([(title, 2001) for title in titles]))
+    assert [matcher.identify(title[:8] + "0" + title[9:], 2001).index for title in titles] == [-1] * 10  # a number
+    assert [matcher.identify(title[:8] + "k" + title[9:], 2001).index for title in titles] == [*range(10)]
+
+
 def find_items_pairwise(films: list, ids: list) -> list[int]:
     """Return, for each row, the first row of the same item, by comparing all pairs."""
 

@@ -189,6 +189,8 @@ def test_only_lenient_matching_hits_by_short_or_undated_lines():
     films = [("Star Wars: Episode IV - A New Hope", 1977), ("Spotlight", 2015)]
     truth = [("Star Wars", 1977), ("Spotlight", "")]
     lines = ["Star Wars (1977)", "Spotlight"]
+    reversed_rows = Matcher(Catalog.from_items(films[::-1]), "lenient")
+    assert reversed_rows.match_lines(lines, truth, []).relevance == [1, 1]
     fuzzy, lenient = (Matcher(Catalog.from_items(films), mode) for mode in ("fuzzy", "lenient"))
     assert fuzzy.match_lines(lines, truth, []).relevance == [0, 0]
     assert lenient.match_lines(lines, truth, []).relevance == [1, 1]

@@ -154,7 +154,8 @@ def test_a_catalog_without_a_parts_column_is_refused(path: Path, tmp_path: Path)
     ):
         with refuses(code, f"convrec.rewards.{part}", plain, choices):
             RewardParts({part: 1.0}, load_catalog(plain), plain)
-    for part, kind in {"catalog.seen_on": "date32", "diversity.safety": "double"}.items():
+    kinds = {"catalog.seen_on": "date32", "diversity.seen_on": "date32", "diversity.safety": "double"}
+    for part, kind in kinds.items():
         with refuses("rewards.column-type", f"convrec.rewards.{part}", kind):
             RewardParts({part: 1.0}, load_catalog(path), path)
     with refuses("rewards.no-columns", "convrec.rewards.catalog.safety", "catalog.pkl"):
