@@ -167,9 +167,13 @@ def _strip_emphasis(title: str, after: str) -> tuple[str, str] | None:
         length = min(num_opening, num_closing)
         return title[length:-length], after
     # A lone `*` is part of the title (*batteries not included) unless its partner follows the year.
-    num_closing = _count_leading(after, first)
+    # Quotes between the marks and the title close first: *"Heat (1995)"*.
+    closers = _QUOTES.get(title[num_opening : num_opening + 1], "")
+    quote = after[:1] if after and after[0] in closers else ""
+    outside = after.removeprefix(quote)
+    num_closing = _count_leading(outside, first)
     if num_closing or num_opening > 1:
-        return title[min(num_opening, num_closing or num_opening) :], after[min(num_opening, num_closing) :]
+        return title[min(num_opening, num_closing or num_opening) :], quote + outside[min(num_opening, num_closing) :]
     return None
 
 
