@@ -115,7 +115,7 @@ def test_hard_titles_survive_every_decoration(decoration):
         ("_Heat_ (1995)", ("Heat", 1995)),
         ('1. **"The Matrix" (1999)**', ("The Matrix", 1999)),
         ('*"Heat (1995)"*', ("Heat", 1995)),
-        ('2. _“Heat (1995)”_ - a heist', ("Heat", 1995)),
+        ("2. _“Heat (1995)”_ - a heist", ("Heat", 1995)),
         ("1. **The Matrix** (1999): bends reality", ("The Matrix", 1999)),
         ("1.The Matrix (1999)", ("The Matrix", 1999)),
         ("3 - Memento (2000)", ("Memento", 2000)),
