@@ -394,7 +394,8 @@ def test_the_command_on_this_machine(
     assert not (tmp_path / "run").exists()
 
     monkeypatch.setenv("LOGGER", "console,wandb")
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    for variable in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))  # without a saved login
     status, out = run(capsys)
     assert status == 1
