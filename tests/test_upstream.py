@@ -30,6 +30,16 @@ PINS = {
         # replaced
         "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu": "54998e2d7769a97d",
     },
+    "convrec.cpu.kernels": {
+        # replaced
+        "vllm.model_executor.layers.activation:SiluAndMul.forward_native": "28ca2b3ae4dbcaf9",
+        # on a CPU it computes by forward_native
+        "vllm.model_executor.layers.activation:SiluAndMul.__init__": "71d84e2f73d3850d",
+        # the first implementation of the order that supports the arguments
+        "vllm.ir.op:IrOp.dispatch": "842785d20053dc14",
+        # the order is set after `install`
+        "vllm.v1.worker.worker_base:WorkerBase.__init__": "423a449802e81331",
+    },
     "convrec.cpu.engine": {
         # replaced
         "verl.utils.distributed:initialize_global_process_group_ray": "97e4987875d8f49c",

@@ -5,7 +5,7 @@ import tempfile
 
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from convrec.cpu import sampling
+from convrec.cpu import kernels, sampling
 from convrec.runs import guard
 
 
@@ -19,6 +19,7 @@ class InProcessExecutor(UniProcExecutor):
 
     def _init_executor(self) -> None:
         sampling.install()
+        kernels.install(self.vllm_config.kernel_config.ir_op_priority)
         super()._init_executor()
 
     def _distributed_args(self) -> tuple[str, int, int]:

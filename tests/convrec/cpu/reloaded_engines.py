@@ -1,9 +1,11 @@
 """Give a running vLLM engine other weights in both ways that we have, and compare it with transformers.
 
-    python reloaded_engines.py FOLDER ...    prints {"folder": FOLDER, "sent": difference, "read": difference} for each
+    python reloaded_engines.py FOLDER ...    prints {"folder": FOLDER, "sent": difference, "read": difference,
+                                             "norms": [provider, provider]} for each
 
 A process of its own, because vLLM's engines share state that only ends with their process. A difference is the largest
 of the log-probs of PROMPT: "sent" with weights that verl's sender brought, "read" with the folder's, read again.
+"norms" has what computes the engine's two norms first.
 """
 
 import asyncio
@@ -57,8 +59,9 @@ def send(engine: Any, model: Any) -> None:
 
 
 @torch.no_grad()
-def compare(folder: str) -> dict[str, float]:
+def compare(folder: str) -> dict[str, Any]:
     from vllm import LLM
+    from vllm.ir.ops.layernorm import fused_add_rms_norm, rms_norm
 
     # All of it before vLLM, which changes the classes of transformers that it runs itself.
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -71,7 +74,9 @@ def compare(folder: str) -> dict[str, float]:
     send(engine, model)
     sent = difference(log_probs_of_vllm(engine), later)
     engine.collective_rpc(reload_from_folder, args=(folder,))
-    return {"sent": sent, "read": difference(log_probs_of_vllm(engine), in_folder)}
+    read = difference(log_probs_of_vllm(engine), in_folder)
+    norms = [operation.get_priority()[0] for operation in (rms_norm, fused_add_rms_norm)]
+    return {"sent": sent, "read": read, "norms": norms}
 
 
 def difference(one: list[float], other: list[float]) -> float:

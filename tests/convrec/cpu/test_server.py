@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from convrec.cpu.kernels import PROVIDER
 from tests.convrec.family_models import SHAPES, make_model
 
 SCRIPT = Path(__file__).with_name("reloaded_engines.py")
@@ -40,3 +41,4 @@ def test_an_engine_computes_with_the_weights_that_came_last(tmp_path: Path, shap
     assert list(differences) == [*shapes]
     for name, row in differences.items():  # 0.1 to 6 where a head has stayed as it was
         assert max(row["sent"], row["read"]) < 1e-4, name
+        assert row["norms"] == [PROVIDER, PROVIDER]
