@@ -97,7 +97,8 @@ def with_ray_data(replicas: int, model: str, prompts: list[Any]) -> list[str]:
     import ray
     from ray.data.llm import build_processor, vLLMEngineProcessorConfig
 
-    ray.init(num_cpus=8, include_dashboard=False, logging_level="warning")  # the stages around the engines want some
+    # A replica has four actors, one of which is the engine. The tasks around them wait for ever if those take all CPUs.
+    ray.init(num_cpus=4 * replicas + 4, include_dashboard=False, logging_level="warning")
     cores = len(os.sched_getaffinity(0))
     config = vLLMEngineProcessorConfig(
         model_source=model,
