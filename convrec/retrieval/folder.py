@@ -23,6 +23,7 @@ from convrec.titles.forms import normalise
 from convrec.titles.matching import Matcher
 
 NOTES = "retrieval.json"
+FUSION_NOTES = ("fusion", "fusion_of")  # chosen after the fit
 FORMAT = 2
 ARRAYS = ("idf", "conversation_R", "text_R", "prefix_P", "prefix_row_P", "items_K", "inverse_KK", "weights_KK")
 MATRICES = ("rows_RV", "wanted_RM", "named_RK")
@@ -70,6 +71,31 @@ def load_notes(folder: Path, fuses: bool = False) -> dict[str, Any]:
             "--weigh`.",
         )
     return notes
+
+
+def save_fusion(folder: Path, before: Mapping[str, Any], fusion: Fusion, source: Mapping[str, Any]) -> None:
+    """Write a chosen fusion into retrieval.json.
+
+    Args:
+        folder: the retrieval's folder.
+        before: the notes of the retriever whose lists were fused.
+        fusion: the choice.
+        source: the model and data that it was chosen with, as JSON values.
+
+    Raises:
+        UserError: the folder holds another fit now.
+    """
+    notes = load_notes(folder)
+    if _describe_fit(notes) != _describe_fit(before):
+        raise UserError(
+            "retrieval.changed",
+            f"--retrieval {folder}: it was fitted again while the weight of its lists was chosen. Repeat the command.",
+        )
+    write_json(folder / NOTES, notes | {"fusion": fusion._asdict(), "fusion_of": source})
+
+
+def _describe_fit(notes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in notes.items() if name not in FUSION_NOTES}
 
 
 def load(folder: Path, file: str | Path, matcher: Matcher, fuses: bool = False) -> tuple[Retriever, list[str]]:
@@ -120,4 +146,4 @@ def load(folder: Path, file: str | Path, matcher: Matcher, fuses: bool = False) 
             f"{folder}: since the fit, {file} has {num_new} new items, of which only the words are known, and lost "
             f"{num_removed}"
         )
-    return Retriever(fitted, build_item_texts(file, matcher), choice, fusion), warnings
+    return Retriever(fitted, build_item_texts(file, matcher), choice, fusion, notes), warnings

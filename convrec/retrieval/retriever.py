@@ -94,10 +94,16 @@ class Retriever:
         texts_M: the words of each item.
         choice: of the parts.
         fusion: with a model's lists; None if not chosen.
+        notes: of the folder that it was loaded from.
     """
 
     def __init__(
-        self, fitted: Mapping[str, Any], texts_M: Sequence[str], choice: Choice, fusion: Fusion | None = None
+        self,
+        fitted: Mapping[str, Any],
+        texts_M: Sequence[str],
+        choice: Choice,
+        fusion: Fusion | None = None,
+        notes: Mapping[str, Any] | None = None,
     ) -> None:
         self.conversation_R = fitted["conversation_R"]
         self.wanted_RM = fitted["wanted_RM"]
@@ -106,6 +112,7 @@ class Retriever:
         self.prefix_row_P = fitted["prefix_row_P"]
         self.choice = choice
         self.fusion = fusion
+        self.notes = notes or {}
         self.ridge = Ridge(fitted)
         self.neighbours = Neighbours(fitted, choice.neighbours)
         self.text = ItemTexts(texts_M)

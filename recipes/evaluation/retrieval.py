@@ -5,11 +5,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from convrec.base.files import write_json
 from convrec.data.schema import get_truth
 from convrec.lists.metrics import ndcg_at_k
 from convrec.retrieval.conversations import read_row
-from convrec.retrieval.folder import NOTES, load_notes
+from convrec.retrieval.folder import save_fusion
 from convrec.retrieval.retriever import Choice, Fusion, Retriever, fit
 from convrec.titles.item import Item
 from recipes.evaluation.split import Split
@@ -97,17 +96,27 @@ def compute_mean_ndcg(lists: Iterable[Sequence[int]], answers: Sequence[tuple[se
 
 
 def tune_fusion(
-    split: Split, folder: Path, model: str | None, k: int, written: Sequence[Sequence[int]], retrieved: list[list[int]]
+    split: Split,
+    retriever: Retriever,
+    folder: Path,
+    model: str | None,
+    k: int,
+    written: Sequence[Sequence[int]],
+    retrieved: list[list[int]],
 ) -> Fusion:
     """Choose the fusion with the best NDCG@k on the split, and store it in the retrieval's folder.
 
     Args:
         split: rows to tune on.
+        retriever: loaded from the folder.
         folder: from `convrec retrieval fit`.
         model: name of the model whose lists are fused.
         k: cut-off of NDCG.
         written: the model's lists, as catalog rows.
         retrieved: the retrieval's lists.
+
+    Raises:
+        UserError: the folder holds another fit now.
     """
     answers = find_relevant_items(split)
     candidates = [Fusion(*pair) for pair in product(WEIGHTS, CONSTANTS)]
@@ -115,6 +124,5 @@ def tune_fusion(
     scores = {fusion: compute_mean_ndcg([fusion.of(*pair) for pair in both], answers, k) for fusion in candidates}
     best = max(candidates, key=lambda fusion: scores[fusion])
     table = [{**fusion._asdict(), f"ndcg@{k}": score} for fusion, score in scores.items()]
-    chosen = {"fusion": best._asdict(), "fusion_of": {"model": model, "data": split.data, "table": table}}
-    write_json(folder / NOTES, load_notes(folder) | chosen)
+    save_fusion(folder, retriever.notes, best, {"model": model, "data": split.data, "table": table})
     return best

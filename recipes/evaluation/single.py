@@ -186,9 +186,8 @@ def _choose_fusion(
     options = evaluation.options
     if options.weigh:
         folder = Path(options.retrieval or "")
-        return tune_fusion(
-            evaluation.data.split, folder, options.model, evaluation.rules.lists.num_items, written, retrieved
-        )
+        num_items = evaluation.rules.lists.num_items
+        return tune_fusion(evaluation.data.split, retriever, folder, options.model, num_items, written, retrieved)
     assert retriever.fusion  # `load` requires one
     return retriever.fusion
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from convrec.retrieval.conversations import Conversation, build_item_texts
-from convrec.retrieval.folder import load, load_notes, save
+from convrec.retrieval.folder import load, load_notes, save, save_fusion
 from convrec.retrieval.retriever import PARTS, Choice, Fusion, Retriever, fit
 from convrec.titles.catalog import load_catalog
 from convrec.titles.matching import Matcher
@@ -83,6 +83,20 @@ def test_changed_catalog_is_reported_and_known_items_are_kept(
     for asked in ASKED:
         turned = asked._replace(named=[3 - item for item in asked.named])
         assert {3 - item for item in again.rank(turned)} == {*before.rank(asked)}
+
+
+def test_a_weight_goes_only_into_the_fit_that_it_was_chosen_with(saved: tuple[Path, Path, Matcher]) -> None:
+    folder, file, matcher = saved
+    retriever, _ = load(folder, file, matcher)
+    for weight in (0.25, 0.75):  # a weight that another evaluation has stored is replaced
+        save_fusion(folder, retriever.notes, Fusion(weight, 60.0), {"model": "m"})
+        stored = load_notes(folder, fuses=True)
+        assert (stored["fusion"], stored["fusion_of"]) == ({"weight": weight, "constant": 60.0}, {"model": "m"})
+    fitted_again = retriever.notes | {"sha256": {"train 0": "other"}}
+    (folder / "retrieval.json").write_text(json.dumps(fitted_again))
+    with refuses("retrieval.changed", folder):
+        save_fusion(folder, retriever.notes, Fusion(0.5, 60.0), {"model": "m"})
+    assert load_notes(folder) == fitted_again
 
 
 def test_another_catalog_and_damage_are_refused(saved: tuple[Path, Path, Matcher]) -> None:
