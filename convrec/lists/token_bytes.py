@@ -27,7 +27,7 @@ def token_bytes(tokenizer: Any) -> list[bytes]:
     to_bytes = _make_decoder(_read_decoder_steps(tokenizer), describe_tokenizer(tokenizer))
     special_ids = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
     vocab: dict[str, int] = backend.get_vocab(with_added_tokens=True)
-    texts = [b""] * (max(vocab.values(), default=-1) + 1)
+    texts = [b""] * (max(vocab.values()) + 1)
     for token, token_id in vocab.items():
         if token_id not in special_ids:
             texts[token_id] = to_bytes(token)
@@ -132,4 +132,4 @@ def _decode_byte_level(token: str) -> bytes:
 
 def describe_tokenizer(tokenizer: Any) -> str:
     """Return a tokenizer's name for error messages."""
-    return f"tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}"
+    return f"tokenizer {tokenizer.name_or_path or type(tokenizer).__name__}"

@@ -333,6 +333,8 @@ def test_responses_without_tokens_have_no_ranks():
     assert stop_token_mask(empty, empty, eos).tolist() == [[], []]
     for function in (token_rank_ids, reference_rank_ids):
         assert function(empty, empty, table, eos).tolist() == [[], []]
+        others = torch.zeros(2, 3, dtype=torch.long)  # none of the model's own
+        assert function(others, others, table, eos).tolist() == [[-1] * 3] * 2
 
 
 def test_stop_token_is_the_first_of_any_end_id():
