@@ -338,9 +338,10 @@ def test_responses_without_tokens_have_no_ranks():
 
 
 def test_stop_token_is_the_first_of_any_end_id():
-    ids = torch.tensor([[5, 9, 8, 9], [5, 5, 5, 5], [8, 9, 5, 5]])
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]])
-    assert stop_token_mask(ids, mask, [8, 9]).int().tolist() == [[0, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0]]
+    ids = torch.tensor([[5, 9, 8, 9], [5, 5, 5, 5], [8, 9, 5, 5], [5, 8, 5, 9]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1]])
+    expected = [[0, 1, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]]
+    assert stop_token_mask(ids, mask, [8, 9]).int().tolist() == expected
 
 
 def test_delimiter_must_be_one_ascii_character():

@@ -203,6 +203,18 @@ def test_only_lenient_matching_hits_by_short_or_undated_lines():
     assert lenient.read_line("Here are 2 films:") is None
 
 
+def test_an_undated_line_is_the_item_of_exactly_that_title():
+    matcher = Matcher(Catalog.from_items([("Moana", 2016), ("Moana!", 2010)]), "lenient")
+    lines = ["Moana", "moana", "Moana!", "Moana?"]
+    assert matcher.match_lines(lines, [], []).catalog_index == [0, 0, 1, -1]
+
+
+def test_an_undated_line_outside_the_catalog_has_no_year():
+    matcher = Matcher(Catalog.from_items([("Heat", 1995), ("Alien", 1979)]), "lenient")
+    lines = ["Nowhere", "Nowhere (1979)", "Nowhere"]
+    assert matcher.match_lines(lines, [], []).duplicate == [False, False, True]
+
+
 def test_articles_never_merge_rows():
     for title in ("Fall", "Father", "Take"):
         matcher = Matcher(Catalog.from_items([(title, 2009), (f"The {title}", 2009)]))
