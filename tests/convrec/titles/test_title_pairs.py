@@ -209,10 +209,10 @@ def test_an_undated_line_is_the_item_of_exactly_that_title():
     assert matcher.match_lines(lines, [], []).catalog_index == [0, 0, 1, -1]
 
 
-def test_an_undated_line_outside_the_catalog_has_no_year():
+def test_an_undated_item_outside_the_catalog_has_no_year():
     matcher = Matcher(Catalog.from_items([("Heat", 1995), ("Alien", 1979)]), "lenient")
-    lines = ["Nowhere", "Nowhere (1979)", "Nowhere"]
-    assert matcher.match_lines(lines, [], []).duplicate == [False, False, True]
+    items = [Item("Nowhere", NO_YEAR), Item("Nowhere", 1979), Item("Nowhere", NO_YEAR)]
+    assert matcher.match(items, [], []).duplicate == [False, False, True]
 
 
 def test_articles_never_merge_rows():
