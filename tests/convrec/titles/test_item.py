@@ -115,6 +115,10 @@ def test_hard_titles_survive_every_decoration(decoration):
         ("_Heat_ (1995)", ("Heat", 1995)),
         ('1. **"The Matrix" (1999)**', ("The Matrix", 1999)),
         ('*"Heat (1995)"*', ("Heat", 1995)),
+        ('"*Heat (1995)"*', ("Heat", 1995)),  # marks that cross
+        ("***9* (2009)**", ("9", 2009)),  # bold around italics
+        ("**1.** Heat (1995)*", ("Heat", 1995)),  # a footnote
+        ("XXX (2002)", ("XXX", 2002)),
         ("2. _“Heat (1995)”_ - a heist", ("Heat", 1995)),
         ("1. **The Matrix** (1999): bends reality", ("The Matrix", 1999)),
         ("1.The Matrix (1999)", ("The Matrix", 1999)),

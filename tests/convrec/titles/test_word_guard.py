@@ -22,7 +22,9 @@ GUARD = WordGuard(CATALOG_WORDS, fuzzy_cutoff=90)
         ("t shirt black s", "t shirt black m", True),  # a size
         ("mass in b minor", "mass in c minor", True),  # a key
         ("t shirt black xl", "t shirt black", True),
+        ("blue cotton t shirt black xl", "blue cotton t shirt black", True),
         ("t shirt black q", "t shirt black", True),
+        ("a us", "us", False),  # an article is no typo
         ("blue cotton t shirt black qz", "blue cotton t shirt black", False),  # neither a size nor a word
         ("what i saw last summer night", "what a saw last summer night", False),  # letters that are words
         ("zors redemption", "zor redemption", True),  # an ending of a name
