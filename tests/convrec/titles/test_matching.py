@@ -54,6 +54,19 @@ RESPELT = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("title", "other"),
+    [
+        ("S.W.A.T.", "SWAT"),
+        ("M*A*S*H", "MASH"),
+        ("10,000 BC", "10000 BC"),
+        ("1.000 Times Good Night", "1000 times good night"),
+    ],
+)
+def test_acronyms_and_thousands_are_one_item_however_spelled(title, other):
+    assert Matcher(Catalog.from_items([(title, 2003), (other, 2003)])).index.items == [0, 0]
+
+
 def test_two_spellings_of_one_title_and_year_are_one_item():
     matcher = Matcher(Catalog.from_items(RESPELT))
     assert matcher.identify("Amélie", 2001) == matcher.identify("Amelie", 2001) == (0, "amelie")
