@@ -23,7 +23,6 @@ _ARTICLES = ("the", "a", "an")
 _LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "ı": "i", "æ": "ae", "œ": "oe", "þ": "th", "ß": "ss"})
 # An apostrophe inside a word, or the `?` that replaces one in the Reddit data, is dropped: don't, don?t -> dont.
 _APOSTROPHE = re.compile(r"(?<=\w)['’‘ʼ`´?](?=\w)")
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:([,.])\d{3})(?:\1\d{3})*(?![.,]?\d)")  # 20,000 and 20.000
 _ACRONYM = re.compile(r"\b(?:[^\W\d_][.*]){2,}(?:[^\W\d_]\b)?")  # E.T., M*A*S*H
 _AND_N = re.compile(r"(?<=\w)(?: ?['’‘`]n(?:['’‘`] ?| )| n['’‘`] ?)(?=\w)")  # Rock 'n' Roll
 _TRADE_MARKS = re.compile(r"[™®℠©]|\((?:tm|r)\)(?=\W|$)", re.IGNORECASE)
@@ -124,7 +123,7 @@ def _fold_signs(text: str) -> str:
     if "'" in text or "’" in text:
         text = _AND_N.sub(" and ", text)
     text = _APOSTROPHE.sub("", text.replace("&", " and "))
-    return _NOT_WORD.sub(" ", _THOUSANDS.sub(lambda number: re.sub(r"\D", "", number[0]), text))
+    return _NOT_WORD.sub(" ", text)
 
 
 def _fold_words(words: list[str]) -> list[str]:
@@ -196,7 +195,10 @@ def _lacks_unit(number: int) -> bool:
 
 
 def _read_digits(words: list[str], index: int) -> tuple[str, int]:
-    """Return (the number that starts at a word of digits, the index after it); `20 000` and `20 thousand` are 20000."""
+    """Return (the number that starts at a word of digits, the index after it).
+
+    `20 000` and `20 thousand` are 20000, and so is `20,000`: its comma is a space by then.
+    """
     number = words[index]
     is_grouped = len(number) <= 3
     index += 1
