@@ -54,6 +54,27 @@ RESPELT = [
 ]
 
 
+def test_rows_without_an_id_match_by_title_as_in_a_catalog_without_ids():
+    films = [("Heat", 1995), ("Heat", 1996), ("Up", 2009)]
+    for ids in (None, [None, None, "tt1"]):
+        matcher = Matcher(Catalog.from_items(films, item_ids=ids))
+        assert compute_relevance(matcher, "Heat (1995)", [("Heat", 1996)]) == [1]
+    with_ids = Matcher(Catalog.from_items(films, item_ids=["a", "b", "c"]))
+    assert compute_relevance(with_ids, "Heat (1995)", [("Heat", 1996)]) == [0]
+
+
+def test_reference_mode_knows_no_aliases():
+    catalog = Catalog.from_items([("Spirited Away", 2001)], aliases=[["Sen to Chihiro"]])
+    found = [Matcher(catalog, mode).identify("Sen to Chihiro", 2001).index for mode in ("reference", "exact", "fuzzy")]
+    assert found == [-1, 0, 0]
+
+
+def test_the_first_row_is_found_by_another_spelling_before_its_folded_form():
+    """Folded, both are `mother`, of which neither is the only one."""
+    matcher = Matcher(Catalog.from_items([("Mother!", 2017), ("The Mother", 2017)]))
+    assert [matcher.index.find_by_spelling(title, 2017) for title in ("Mother?", "The Mother?")] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("title", "other"),
     [
