@@ -66,6 +66,11 @@ def test_spellings_of_items_without_ids_are_reported_among_ids():
     assert sentence.startswith("row 1: 'Amélie' (2001) is another spelling of row 0, 'Amelie'")
 
 
+def test_rows_with_an_invalid_year_are_no_one_item():
+    catalog = Catalog.from_items([("Heat", "soon"), ("Heat", "soon"), ("Heat", 1995), ("Heat", 1995)])
+    assert catalog.first_rows(["heat"] * 4) == [0, 1, 2, 2]
+
+
 def test_an_item_without_a_title_is_reported_despite_a_display():
     catalog = Catalog.from_columns({"title": [None, "Hello"], "year": [2015, 2015], "display": ["Adele", "Adele"]})
     assert catalog.titles == ["", "Hello [Adele]"]
