@@ -3,7 +3,8 @@
 python benchmarks/bench_training.py --demo outputs/demo [--steps 12] [--batch 16] [--rollouts 8] [--rounds 1]
     [--runs ours grpo stock bare trl paper] [--peers FOLDER] [--evaluate 200]
 
---demo is a folder that `make demo` has left: its data and its SFT model (or --model) are trained on. The runs:
+--demo is a folder that `make demo` has left: its data and its SFT model are trained on. --model: another model, at the
+recipe's learning rate, so that it goes on to write lists of the same length. The runs:
 
 ours    run_rank_grpo.sh with ALGORITHM=rank_grpo
 grpo    the same with ALGORITHM=grpo
@@ -52,6 +53,7 @@ from benchmarks.training_run import (
 
 RUNS = ("ours", "grpo", "stock", "bare", "trl", "paper")
 PROMPT_TOKENS = 256
+DEMO_LEARNING_RATE = "2e-4"  # of the demo's model
 NUM_ITEMS = 20  # of a list, as in the demo's data
 METRIC = f"ndcg@{NUM_ITEMS}"
 
@@ -74,6 +76,7 @@ def make_variables(options: argparse.Namespace, run: Path, algorithm: str) -> di
     return {
         **make_data_variables(options.demo / "data"),
         **make_run_variables(run, options.model or options.demo / "sft", options.steps),
+        **({} if options.model else {"LR": DEMO_LEARNING_RATE}),
         "TRAIN_BATCH_SIZE": str(options.batch),
         "ROLLOUT_N": str(options.rollouts),
         "MAX_PROMPT_LENGTH": str(PROMPT_TOKENS),

@@ -57,8 +57,6 @@ def make_run_variables(run: Path, model: Path, steps: int) -> dict[str, str]:
         "TOTAL_STEPS": str(steps),
         "SAVE_FREQ": str(steps + 1),
         "TEST_FREQ": "-1",
-        "LR": "2e-4",
-        "KL_LOSS_COEF": "0.001",
         "LOGGER": "console,file",
     }
 
