@@ -32,4 +32,5 @@ def shorten_commit(record: dict[str, Any]) -> str:
 def describe_machine(machine: dict[str, Any]) -> str:
     """Return the cores, the day and the commit of a kept file."""
     processor = " ".join((machine["processor"], *machine["flags"]))
-    return f"{machine['cores']} cores ({processor}), {machine['date'][:10]}, `{shorten_commit(machine)}`"
+    cores = "1 core" if machine["cores"] == 1 else f"{machine['cores']} cores"
+    return f"{cores} ({processor}), {machine['date'][:10]}, `{shorten_commit(machine)}`"
