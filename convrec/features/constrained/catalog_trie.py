@@ -9,17 +9,19 @@ import contextlib
 import itertools
 import json
 import os
+import threading
 import zipfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from cachetools import LRUCache, cached
 
 from convrec.base.errors import UserError
 from convrec.base.files import atomic_write, file_hash
@@ -40,6 +42,8 @@ END = 2
 FIRST = 3
 ONLY = 4
 Rows = Sequence[int]
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 MAX_CACHED_LINES = 2**21  # lines of a process's cached tries together, a million of which take 400 MiB
 MAX_CACHED_ITEMS = 2**16  # items whose paths in the trie are cached: lists contain few of a large catalog's items
 
@@ -228,9 +232,26 @@ def make_trie(lines: LineTokens, rows: Rows, items: Rows, left_out: Rows, eos: i
     )
 
 
-def limit_cached_tries(most: int, num_lines: int) -> int:
-    """Return how many tries of a catalog with `num_lines` lines a process caches: `most`, or fewer if it is large."""
-    return max(1, min(most, MAX_CACHED_LINES // max(1, num_lines)))
+def cache_tries(
+    load: Callable[[K], V], count_lines: Callable[[V], int], *, most: int, num_lines: int
+) -> Callable[[K], V]:
+    """Return `load` with a cache of the tries that were used last, safe among threads.
+
+    A trie weighs as much as its lines, and all cached ones at most as much as MAX_CACHED_LINES. So a selection of a few
+    items does not push the trie of a large catalog out.
+
+    Args:
+        load: returns a trie, or what holds one.
+        count_lines: returns the number of its lines.
+        most: the largest number of cached tries, however small they are.
+        num_lines: of the catalog; the trie of all its lines is cached even if there are more than MAX_CACHED_LINES.
+    """
+    capacity = max(MAX_CACHED_LINES, num_lines)
+
+    def weigh(loaded: V) -> int:
+        return min(max(count_lines(loaded), capacity // most), capacity)
+
+    return cached(LRUCache(capacity, getsizeof=weigh), lock=threading.Lock())(load)
 
 
 def select_lines(trie: CatalogTrie, keep_W: npt.NDArray[np.bool_]) -> CatalogTrie:

@@ -11,7 +11,6 @@ lists are written, and each list is finished with the trie that it began with. v
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from convrec.base.errors import UserError
 from convrec.features.constrained.catalog_trie import (
     END,
     CatalogTrie,
-    limit_cached_tries,
+    cache_tries,
     load_catalog_trie,
     select_lines,
 )
@@ -233,7 +232,7 @@ class ListWriter:
         self.device = device
         catalog = load_catalog_trie(self.file)
         num_lines = len(catalog.row_W)
-        self._trie = lru_cache(limit_cached_tries(MAX_CACHED_TRIES, num_lines))(self._load_trie)
+        self._trie = cache_tries(self._load_trie, _count_lines, most=MAX_CACHED_TRIES, num_lines=num_lines)
         self._trie(self.file.name)
         # An empty list also needs a trie, and every file may be gone by then. This one is small and stays in memory.
         one_line = select_lines(catalog, np.arange(num_lines) == 0)
@@ -272,6 +271,10 @@ class ListWriter:
         if walk.num_items < num_items:
             _log.warning("a list gets %d items instead of %d: all others are excluded", walk.num_items, num_items)
         return OpenList(walk, mask)
+
+
+def _count_lines(loaded: tuple[CatalogTrie, TrieMask]) -> int:
+    return len(loaded[0].row_W)
 
 
 def read_arguments(extra_args: Mapping[str, Any] | None) -> tuple[int, list[int], str] | None:

@@ -8,7 +8,6 @@ of changes.
 import copy
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,8 +18,8 @@ from convrec.base.errors import UserError
 from convrec.data.chat import special_tokens
 from convrec.features.constrained.catalog_trie import (
     CatalogTrie,
+    cache_tries,
     join_lines,
-    limit_cached_tries,
     make_trie,
     select_lines,
 )
@@ -228,7 +227,6 @@ class SnapshotBuilder:
         _ = lines.trie  # built here, not in a request
         number_by_id = {item.item_id: n for n, item in items.items()}
 
-        @lru_cache(limit_cached_tries(MAX_CACHED_SELECTIONS, len(lines.row_W)))
         def select_trie(numbers: frozenset[int], folder: Path = self._folder) -> TrieFile:  # without self: no cycle
             return TrieFile(select_lines(lines, np.isin(lines.item_W, list(numbers))), folder)
 
@@ -237,7 +235,12 @@ class SnapshotBuilder:
             number_by_id=number_by_id,
             named=named,
             trie=TrieFile(lines, self._folder),
-            select_trie=select_trie,
+            select_trie=cache_tries(
+                select_trie,
+                lambda file: len(file.trie.row_W),
+                most=MAX_CACHED_SELECTIONS,
+                num_lines=len(lines.row_W),
+            ),
             mentions=self._mentions,
         )
 

@@ -1,7 +1,7 @@
 """The trie of a catalog's lines: its lists, its file, its length, and the catalogs that it refuses."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -20,13 +20,14 @@ from transformers import PreTrainedTokenizerFast
 from convrec.base.files import file_hash
 from convrec.features.constrained import catalog_trie as module
 from convrec.features.constrained.catalog_trie import (
+    MAX_CACHED_LINES,
     CatalogTrie,
     build_catalog_trie,
+    cache_tries,
     catalog_trie,
     check_length,
     find_excluded_items,
     join_lines,
-    limit_cached_tries,
     select_lines,
 )
 from convrec.features.constrained.lines import LINES_PER_CHECK, encode_lines
@@ -208,10 +209,34 @@ def test_lines_that_read_as_something_else_are_left_out(tokenizer: Any) -> None:
     assert (trie.row_W.tolist(), trie.left_out.tolist()) == ([0, 4], [1, 2, 3])
 
 
-def test_fewer_tries_of_a_large_catalog_are_cached() -> None:
-    """The lines of all cached tries together are limited, except that one trie is always cached."""
-    limits = {0: 16, 1000: 16, 130_000: 16, 1_000_000: 2, 50_000_000: 1}
-    assert {num_lines: limit_cached_tries(16, num_lines) for num_lines in limits} == limits
+def count_loads(most: int, num_lines: int, requested: Sequence[int]) -> list[int]:
+    """Return which tries are loaded, in this order, if tries of so many lines are requested one after the other."""
+    loaded = []
+
+    def load(size: int) -> int:
+        loaded.append(size)
+        return size
+
+    load_cached = cache_tries(load, lambda size: size, most=most, num_lines=num_lines)
+    for size in requested:
+        assert load_cached(size) == size
+    return loaded
+
+
+def test_a_small_selection_does_not_push_the_trie_of_a_large_catalog_out() -> None:
+    whole, half, few, one = 1_000_000, 500_000, 2, 1
+    assert count_loads(8, whole, [whole, half, few, one, whole, half]) == [whole, half, few, one]
+    assert count_loads(8, whole, [whole, half, 600_000, whole, half]) == [whole, half, 600_000, whole, half]
+
+
+def test_so_many_tries_are_cached_however_small_they_are() -> None:
+    assert count_loads(3, 100, [1, 2, 3, 1, 2, 3]) == [1, 2, 3]
+    assert count_loads(3, 100, [1, 2, 3, 4, 1]) == [1, 2, 3, 4, 1]
+
+
+def test_the_trie_of_the_largest_catalog_is_cached_even_after_items_were_added() -> None:
+    assert count_loads(8, 50_000_000, [50_000_000, 50_000_000]) == [50_000_000]
+    assert count_loads(8, MAX_CACHED_LINES, [MAX_CACHED_LINES + 1, MAX_CACHED_LINES + 1]) == [MAX_CACHED_LINES + 1]
 
 
 def test_lines_of_a_large_catalog_are_encoded_in_parts(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
