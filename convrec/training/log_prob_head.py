@@ -5,6 +5,7 @@ inside the head's own forward: FSDP2 wraps an untied head as a separate unit, wh
 (verl's kernels read them outside, which fails with `mixed torch.Tensor and DTensor`). The log-probs are those of the
 policy over the whole vocabulary, from all logits or in chunks of tokens, or those of the policy under the constraint of
 a catalog (docs/explanation/method.md 9), which reads the batch's field CONSTRAINT. At prompt positions they are 0.
+On a CPU the responses to a prompt share its hidden states (convrec.training.attention.shared_prompts).
 
 Shapes: T positions of hidden states, P of them that predict a token of a response, D hidden size, V vocabulary size.
 """
@@ -18,12 +19,15 @@ import torch
 from tensordict import TensorDict
 from verl.models.transformers.dense_common import CausalLMOutputForPPO
 from verl.utils import tensordict_utils
+from verl.utils.device import get_device_name
 
 from convrec.checkpoints.logits import OTHER_LOGITS
+from convrec.cpu.platform import PLATFORM
 from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.features.constrained.choices import ChoiceReader, Choices, joined
 from convrec.features.constrained.log_probs import ConstrainedHead
 from convrec.features.constrained.rollout import CONSTRAINT
+from convrec.training.attention.shared_prompts import GROUPS_BY_PROMPT, PromptSharing
 from convrec.training.token_log_probs import LogProbsAndEntropies, compute_chunked_log_probs, compute_whole_log_probs
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # log-probs and entropies
@@ -156,7 +160,14 @@ def _compute_in_head(
         compute: ((T, D) hidden states, (V, D) weights of the head, result of `choose`, temperature, whether to compute
             entropies) -> (T,) log-probs and entropies.
     """
+    model = _model_with_head(engine)
+    sharing = PromptSharing(model.model, is_wanted=get_device_name() == PLATFORM)
     prepare = engine.prepare_model_inputs
+    forward_backward_batch = engine.forward_backward_batch
+
+    def forward_backward(data: TensorDict, *arguments: Any, **options: Any) -> Any:
+        tensordict_utils.assign_non_tensor(data, **{GROUPS_BY_PROMPT: sharing.is_on})
+        return forward_backward_batch(data, *arguments, **options)
 
     def prepare_model_inputs(micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         tensordict_utils.assign_non_tensor(micro_batch, use_fused_kernels=True)  # verl then expects log-probs
@@ -166,14 +177,16 @@ def _compute_in_head(
         length = None if is_packed else inputs["input_ids"].shape[1]
         arguments = (choose(micro_batch, length), inputs.pop("temperature"), bool(with_entropy))
         # They are in a namespace, because FSDP looks for tensors in tuples, mappings and dataclasses.
-        inputs["head_request"] = SimpleNamespace(arguments=arguments)
+        inputs["head_request"] = SimpleNamespace(
+            arguments=arguments, sequence=sharing.lay_out(micro_batch, length), sharing=sharing
+        )
         return inputs, output_arguments
 
     def head_forward(self: torch.nn.Linear, hidden: torch.Tensor, head_request: SimpleNamespace) -> Pair:
         return compute(hidden.flatten(0, 1), self.weight, *head_request.arguments)
 
+    engine.forward_backward_batch = forward_backward
     engine.prepare_model_inputs = prepare_model_inputs
-    model = _model_with_head(engine)
     model.forward = MethodType(_forward, model)
     model.lm_head.forward = MethodType(head_forward, model.lm_head)
 
@@ -192,9 +205,9 @@ def _forward(
     position_ids: torch.Tensor | None = None,
     **_: Any,
 ) -> CausalLMOutputForPPO:
-    hidden = model.model(
-        input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
-    ).last_hidden_state
+    hidden = head_request.sharing.compute_hidden_states(
+        head_request.sequence, input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids
+    )
     log_probs, entropy = model.lm_head(hidden, head_request)
     shape = hidden.shape[:2]
     return CausalLMOutputForPPO(log_probs=log_probs.view(shape), entropy=entropy.view(shape))

@@ -1,4 +1,4 @@
-"""Changes of verl without flash-attn: micro-batches with rows of similar length, log-probs in one call.
+"""Changes of verl without flash-attn: micro-batches with rows of similar length or one prompt, log-probs in one call.
 
 Without flash-attn verl pads a micro-batch to its longest row, and balances micro-batches by combining long and short
 rows. The cost depends on the longest prompt (docs/explanation/performance.md).
@@ -10,18 +10,19 @@ from typing import Any
 
 import torch
 
+from convrec.training.attention.shared_prompts import GROUPS_BY_PROMPT, group_by_prompt, read_prompts
+
 # Rows of a group have at least this share of its longest row's length: with a larger share, the cost of more
 # micro-batches would exceed the padding that they save.
 MIN_LENGTH_SHARE = 0.75
 
 
-def group_by_length(lengths: Sequence[int], max_tokens: int, num_groups: int = 1) -> list[list[int]]:
+def group_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Split rows, sorted from long to short, into groups of at most `max_tokens` tokens with their padding.
 
     Args:
         lengths: tokens of each row.
         max_tokens: limit of a group.
-        num_groups: minimum number of groups, at most the number of rows; the largest groups are halved to reach it.
 
     Returns:
         Indices of the rows of each group.
@@ -33,6 +34,12 @@ def group_by_length(lengths: Sequence[int], max_tokens: int, num_groups: int = 1
             groups[-1].append(row)
         else:
             groups.append([row])
+    return groups
+
+
+def split_groups(groups: Sequence[list[int]], num_groups: int) -> list[list[int]]:
+    """Halve the largest groups until there are `num_groups`, which is at most the number of rows."""
+    groups = list(groups)
     while len(groups) < num_groups:
         index = max(range(len(groups)), key=lambda index: len(groups[index]))
         rows = groups[index]
@@ -41,7 +48,7 @@ def group_by_length(lengths: Sequence[int], max_tokens: int, num_groups: int = 1
 
 
 def prepare_micro_batches(data: Any, dp_group: Any = None, **options: Any) -> tuple[list[Any], list[list[int]] | None]:
-    """Make micro-batches in place of verl's function, by `group_by_length` if rows are padded and sizes dynamic.
+    """Make micro-batches in place of verl's function, by prompt or length if rows are padded and sizes dynamic.
 
     Args:
         data: the rows of this process, nested, with verl's settings of the batch.
@@ -60,7 +67,12 @@ def prepare_micro_batches(data: Any, dp_group: Any = None, **options: Any) -> tu
 
     options_of_batch = {
         name: tensordict_utils.get_non_tensor_data(data=data, key=name, default=default)
-        for name, default in (("use_remove_padding", True), ("use_dynamic_bsz", True), ("force_group_size", 1))
+        for name, default in (
+            ("use_remove_padding", True),
+            ("use_dynamic_bsz", True),
+            ("force_group_size", 1),
+            (GROUPS_BY_PROMPT, False),
+        )
     }
     is_packed = options_of_batch["use_remove_padding"]
     if is_packed or not options_of_batch["use_dynamic_bsz"] or options_of_batch["force_group_size"] > 1:
@@ -69,11 +81,14 @@ def prepare_micro_batches(data: Any, dp_group: Any = None, **options: Any) -> tu
     limit = int(data["max_token_len_per_gpu"])
     if max(lengths) > limit:
         raise ValueError(f"a row of {max(lengths)} tokens is longer than a micro-batch may be, {limit} tokens")
-    groups = group_by_length(lengths, limit)
+    if options_of_batch[GROUPS_BY_PROMPT] and data.get("responses", None) is not None:
+        groups = group_by_prompt(read_prompts(data), lengths, limit)
+    else:
+        groups = group_by_length(lengths, limit)
     if dp_group is not None:  # FSDP gathers once per micro-batch, so every process needs the same number
         count = torch.tensor([len(groups)], device=get_device_name())
         torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX, group=dp_group)
-        groups = group_by_length(lengths, limit, int(count))
+        groups = split_groups(groups, int(count))
     return [tensordict_utils.index_select_tensor_dict(data, rows) for rows in groups], groups
 
 

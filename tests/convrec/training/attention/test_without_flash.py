@@ -8,7 +8,12 @@ from verl.utils import tensordict_utils
 from verl.utils.seqlen_balancing import restore_dynamic_batch
 
 from convrec.training.attention import without_flash as micro_batches
-from convrec.training.attention.without_flash import MIN_LENGTH_SHARE, compute_label_log_probs, group_by_length
+from convrec.training.attention.without_flash import (
+    MIN_LENGTH_SHARE,
+    compute_label_log_probs,
+    group_by_length,
+    split_groups,
+)
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
@@ -16,7 +21,7 @@ LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 @given(LENGTHS, st.integers(300, 2000), st.integers(1, 60))
 def test_every_row_once_within_the_limit_and_of_like_length(lengths: list[int], limit: int, asked: int) -> None:
     asked = min(asked, len(lengths))
-    groups = group_by_length(lengths, limit, asked)
+    groups = split_groups(group_by_length(lengths, limit), asked)
     assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
     assert len(groups) >= asked
     for group in groups:
