@@ -95,20 +95,20 @@ class Sequence1S:
         """
         self._calls += 1
         sizes = [size for group in self.groups for size in group.parts]
-        # `split` has one backward pass for all parts.
+        # `split` has one backward pass for all parts. A part has its queries, keys and values, (tokens, heads, D).
         parts = zip(
             *(tensor.squeeze(0).transpose(0, 1).split(sizes) for tensor in (query_1HSD, key_1KSD, value_1KSD)),
             strict=True,
         )
         outputs = []
         for group in self.groups:
-            prompt = tuple(part.transpose(0, 1).unsqueeze(0) for part in next(parts))
-            output_1HPD = scaled_dot_product_attention(*prompt, is_causal=True, scale=scale, enable_gqa=True)
+            query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in next(parts))
+            output_1HPD = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
             outputs.append(output_1HPD.squeeze(0).transpose(0, 1))
             if group.responses:
-                responses = zip(*(next(parts) for _ in group.responses), strict=True)
-                padded = [pad_sequence(list(rows), batch_first=True).transpose(1, 2) for rows in responses]
-                outputs += self._attend_to_prompt(group, prompt, padded, scale)
+                rows = zip(*(next(parts) for _ in group.responses), strict=True)
+                padded = [pad_sequence(list(of_rows), batch_first=True).transpose(1, 2) for of_rows in rows]
+                outputs += self._attend_to_prompt(group, (key, value), padded, scale)
         return torch.cat(outputs).unsqueeze(0)
 
     def _attend_to_prompt(
@@ -118,8 +118,8 @@ class Sequence1S:
 
         Args:
             group: the prompt and its responses.
-            prompt: its queries, keys and values, (1, H or K, P, D).
-            padded: those of the responses, (R, H or K, L, D).
+            prompt: its keys and values, (1, K, P, D).
+            padded: queries, keys and values of the responses, (R, H or K, L, D).
             scale: factor of the scores.
 
         Returns:
@@ -127,8 +127,8 @@ class Sequence1S:
         """
         query_RHLD, *own = padded
         key, value = (
-            torch.cat([of_prompt.expand(len(query_RHLD), -1, -1, -1), of_response], dim=2)
-            for of_prompt, of_response in zip(prompt[1:], own, strict=True)
+            torch.cat([of_prompt.expand(len(query_RHLD), -1, -1, -1), of_responses], dim=2)
+            for of_prompt, of_responses in zip(prompt, own, strict=True)
         )
         mask_LT = self._make_mask(group.prompt, query_RHLD)
         output_RHLD = scaled_dot_product_attention(
@@ -273,8 +273,9 @@ class PromptSharing:
         Returns:
             None if it is computed in rows: without responses, packed, or longer than a window of the attention.
         """
-        is_possible = self.is_on and padded_length is not None and batch.get("responses", None) is not None
-        return lay_out(batch, padded_length) if is_possible and padded_length <= self.window else None
+        if not self.is_on or padded_length is None or padded_length > self.window:
+            return None
+        return lay_out(batch, padded_length) if batch.get("responses", None) is not None else None
 
     def compute_hidden_states(self, sequence: Sequence1S | None, **inputs: Any) -> torch.Tensor:
         """Return the hidden states of the rows, (B, T, D).
