@@ -136,7 +136,7 @@ OPTIONS_memory := --model $(SMOLLM2) --data outputs/demo/data
 BENCHMARKS += engine memory
 ifdef PEERS
 OPTIONS_peers_pretrained := $(DEMO) --runs ours trl paper --peers $(PEERS) --model $(SMOLLM2) --batch 2 \
-  --response 240 --steps 4
+  --response 240 --whole-responses --steps 5
 BENCHMARKS += peers_pretrained
 endif
 endif

@@ -22,6 +22,9 @@ of the rounds, with the least and the most. `estimate_MiB` is what the doctor sa
 all responses of a step at once, and pass them through the model in micro-batches of --micro-batch responses. They get
 the rows with their prompts already shortened.
 
+--whole-responses: every response has --response tokens. Without it those of a model that has not been trained on lists
+end where chance has it, and the runs do not compute as much as each other.
+
 --evaluate N: the models of the last round write greedy lists for the first N conversations of the test split.
 `evaluation` has NDCG at the length of a list, of the start as well. verl's own trainer leaves no model for that.
 """
@@ -42,6 +45,7 @@ from benchmarks.meters import summarise_ratios
 from benchmarks.peers import SAVED_MODEL, write_job
 from benchmarks.processes import run_logged
 from benchmarks.training_run import (
+    IGNORE_EOS,
     TRAIN_RANK_GRPO,
     WITHOUT_VALIDATION,
     make_data_variables,
@@ -89,7 +93,7 @@ def make_command(kind: str, options: argparse.Namespace, variables: dict[str, st
     """Return the command of a run, and add to its variables what only this kind needs."""
     benchmarks = ROOT / "benchmarks"
     if kind in ("trl", "paper"):
-        job = str(write_job({**os.environ, **variables}, options.micro_batch))
+        job = str(write_job({**os.environ, **variables}, options.micro_batch, options.whole_responses))
         variables["HF_HUB_OFFLINE"] = "1"  # TRL sends telemetry
         if kind == "trl":
             variables["PYTHONPATH"] = os.pathsep.join([str(options.peers / "trl"), str(ROOT)])
@@ -101,7 +105,7 @@ def make_command(kind: str, options: argparse.Namespace, variables: dict[str, st
         if not bare:
             variables["RAY_AUTH_MODE"] = "token"  # of our Ray; it reads this when the script imports verl
         return [sys.executable, str(benchmarks / "stock_grpo.py"), *bare, WITHOUT_VALIDATION]
-    return [*TRAIN_RANK_GRPO, WITHOUT_VALIDATION]
+    return [*TRAIN_RANK_GRPO, WITHOUT_VALIDATION, *([IGNORE_EOS] if options.whole_responses else [])]
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -178,12 +182,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--micro-batch", type=int, default=16)
+    parser.add_argument("--whole-responses", action="store_true")
     parser.add_argument("--evaluate", type=int, metavar="CONVERSATIONS", help="(none)")
     options = parser.parse_args()
     if options.steps < 4:
         parser.error("--steps must be 4 at least: the first two are left out, and quartiles need two")
     if {"trl", "paper"} & set(options.runs) and options.peers is None:
         parser.error("--runs trl and paper need --peers FOLDER")
+    if options.whole_responses and {"stock", "bare"} & set(options.runs):
+        parser.error("--whole-responses: --runs stock and bare have no such setting")
     if options.evaluate and {"stock", "bare"} & set(options.runs):
         parser.error("--evaluate: --runs stock and bare leave no model that can be evaluated")
     options.demo = options.demo.resolve()

@@ -29,6 +29,7 @@ class Job:
         rows: JSON lines with the columns of the training table; no prompt has more than `max_prompt_length` tokens.
         batch: prompts per step.
         micro_batch: responses per pass.
+        min_response_length: tokens of a response at least; the model cannot end before.
         bf16: whether passes compute in bf16, as those of this project would on this processor.
         reward: arguments of reward.catalog_match.compute_score, the catalog and the number of items among them.
     """
@@ -42,6 +43,7 @@ class Job:
     micro_batch: int
     max_prompt_length: int
     max_response_length: int
+    min_response_length: int
     learning_rate: float
     kl_loss_coef: float
     temperature: float
@@ -50,12 +52,13 @@ class Job:
     reward: dict[str, Any]
 
 
-def write_job(environment: Mapping[str, str], micro_batch: int) -> Path:
+def write_job(environment: Mapping[str, str], micro_batch: int, has_whole_responses: bool = False) -> Path:
     """Write a job, and its rows, into the run folder; return its file.
 
     Args:
         environment: the variables of run_rank_grpo.sh.
         micro_batch: the largest number of responses per pass.
+        has_whole_responses: every response is as long as it may be.
     """
     # Only this environment has them.
     import pyarrow.parquet as pq
@@ -88,6 +91,7 @@ def write_job(environment: Mapping[str, str], micro_batch: int) -> Path:
         micro_batch=math.gcd(micro_batch, settings.train_batch_size * settings.num_generations),
         max_prompt_length=settings.max_prompt_length,
         max_response_length=settings.max_response_length,
+        min_response_length=has_whole_responses * settings.max_response_length,
         learning_rate=settings.learning_rate,
         kl_loss_coef=settings.kl_loss_coef,
         temperature=run.verl_config.actor_rollout_ref.rollout.temperature,
@@ -134,6 +138,7 @@ def trainer_options(job: Job) -> dict[str, Any]:
         "num_generations": job.rollouts,
         "max_completion_length": job.max_response_length,
         "temperature": job.temperature,
+        "generation_kwargs": {"min_new_tokens": job.min_response_length},
         "beta": job.kl_loss_coef,
         "learning_rate": job.learning_rate,
         "lr_scheduler_type": "constant",

@@ -31,6 +31,7 @@ MILESTONES = {  # a process whose title holds this has begun -> what begins with
     "AgentLoopWorker": "agent loop",
 }
 TRAIN_RANK_GRPO = ("bash", str(ROOT / "run_rank_grpo.sh"))
+IGNORE_EOS = "actor_rollout_ref.rollout.ignore_eos=true"
 WITHOUT_VALIDATION = "trainer.val_before_train=false"
 
 
@@ -125,7 +126,7 @@ def time_run(command: Sequence[str], variables: Mapping[str, str], log: Path) ->
         full_log = next(file for file in (run / "run.log", log) if file.exists())
         end = full_log.read_text(errors="replace")[-2000:]
         raise SystemExit(f"{run.name} ended with status {process.returncode}: see {full_log}\n{end}")
-    steps = [row for row in read_metrics(run) if "timing_s/step" in row]
+    steps = [leave_out_checkpoint(row) for row in read_metrics(run) if "timing_s/step" in row]
     timed = steps[WARM_UP_STEPS:]
     medians = {
         part: round(statistics.median(row[f"timing_s/{part}"] for row in timed), 3)
@@ -144,6 +145,12 @@ def time_run(command: Sequence[str], variables: Mapping[str, str], log: Path) ->
         "peak_MiB": {name: memory_bytes >> 20 for name, memory_bytes in sorted(watcher.peak.items())},
         "peak_MiB_in_all": watcher.total >> 20,
     }
+
+
+def leave_out_checkpoint(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of a step without the time of its checkpoint, which the last step of a run always writes."""
+    seconds = metrics["timing_s/step"] - metrics.get("timing_s/save_checkpoint", 0.0)
+    return {**metrics, "timing_s/step": seconds}
 
 
 def read_dtype(run: Path) -> str:

@@ -132,6 +132,7 @@ def measure_step(files: Path, repeats: int, **variables: str) -> Figures:
         variables: of the run, where they differ from those of the other sizes.
     """
     from benchmarks.training_run import (
+        IGNORE_EOS,
         TRAIN_RANK_GRPO,
         WARM_UP_STEPS,
         WITHOUT_VALIDATION,
@@ -145,7 +146,7 @@ def measure_step(files: Path, repeats: int, **variables: str) -> Figures:
         run = Path(folder) / "run"
         steps = WARM_UP_STEPS + max(TIMED_STEPS, repeats)
         found = time_run(
-            [*TRAIN_RANK_GRPO, WITHOUT_VALIDATION, "actor_rollout_ref.rollout.ignore_eos=true"],
+            [*TRAIN_RANK_GRPO, WITHOUT_VALIDATION, IGNORE_EOS],
             {
                 **make_data_variables(files / "demo" / "data"),
                 **make_run_variables(run, files / "long-model", steps),

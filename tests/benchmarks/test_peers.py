@@ -30,8 +30,11 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory, unread_model: Path, catalog: str) -> Job:
+@pytest.fixture(scope="module", params=[False, True], ids=["free responses", "whole responses"])
+def job(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, unread_model: Path, catalog: str
+) -> Job:
+    """The second one's responses are as long as they may be."""
     folder = tmp_path_factory.mktemp("job")
     train_file = folder / "train.parquet"
     pq.write_table(pa.Table.from_pylist([ROW] * 3, schema=RL_SCHEMA), train_file)
@@ -49,11 +52,12 @@ def job(tmp_path_factory: pytest.TempPathFactory, unread_model: Path, catalog: s
         "KL_LOSS_COEF": "0.003",
         "NUM_ITEMS": "2",
     }
-    return read_job(str(write_job(variables, micro_batch=8)))
+    return read_job(str(write_job(variables, micro_batch=8, has_whole_responses=request.param)))
 
 
 def test_a_job_has_the_settings_of_a_run(job: Job, catalog: str) -> None:
     assert (job.batch, job.rollouts, job.steps, job.max_response_length) == (3, 4, 5, 30)
+    assert job.min_response_length in (0, 30)
     assert (job.learning_rate, job.kl_loss_coef, job.temperature) == (2e-4, 0.003, 1.0)
     assert (job.reward["catalog_path"], job.reward["num_items"]) == (catalog, 2)
     assert len(read_rows(job)) == 3
@@ -65,6 +69,7 @@ def test_a_step_is_one_update_of_equal_micro_batches(job: Job) -> None:
     assert options["per_device_train_batch_size"] == 4
     assert options["gradient_accumulation_steps"] == 3
     assert options["generation_batch_size"] == 12
+    assert options["generation_kwargs"] == {"min_new_tokens": job.min_response_length}
 
 
 def test_a_row_has_the_prompt_that_the_model_sees_in_a_run(line_tokenizer: Any) -> None:

@@ -18,12 +18,13 @@ time.sleep(1)
 """
 
 
-def test_medians_leave_out_the_steps_that_warm_up(tmp_path: Path) -> None:
+def test_medians_leave_out_the_steps_that_warm_up_and_the_checkpoint(tmp_path: Path) -> None:
     seconds = [90.0, 80.0, 4.0, 2.0, 3.0]
     steps = [
         {"step": step, "data": {"timing_s/step": value, "timing_s/gen": value / 2, "response_length/mean": 40.0}}
         for step, value in enumerate(seconds, 1)
     ]
+    steps[-1]["data"] |= {"timing_s/step": 9.0, "timing_s/save_checkpoint": 6.0}
     variables = make_run_variables(tmp_path / "run", tmp_path / "model", len(steps))
     found = time_run([sys.executable, "-c", RUN, "\n".join(map(json.dumps, steps))], variables, tmp_path / "log")
     assert found["step_seconds"] == {"gen": 1.5, "step": 3.0}
