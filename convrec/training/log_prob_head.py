@@ -27,7 +27,7 @@ from convrec.features.constrained.catalog_trie import CatalogTrie
 from convrec.features.constrained.choices import ChoiceReader, Choices, joined
 from convrec.features.constrained.log_probs import ConstrainedHead
 from convrec.features.constrained.rollout import CONSTRAINT
-from convrec.training.attention.shared_prompts import GROUPS_BY_PROMPT, PromptSharing
+from convrec.training.attention.shared_prompts import SHARED_LENGTH, PromptSharing
 from convrec.training.token_log_probs import LogProbsAndEntropies, compute_chunked_log_probs, compute_whole_log_probs
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # log-probs and entropies
@@ -166,7 +166,7 @@ def _compute_in_head(
     forward_backward_batch = engine.forward_backward_batch
 
     def forward_backward(data: TensorDict, *arguments: Any, **options: Any) -> Any:
-        tensordict_utils.assign_non_tensor(data, **{GROUPS_BY_PROMPT: sharing.is_on})
+        tensordict_utils.assign_non_tensor(data, **{SHARED_LENGTH: sharing.longest})
         return forward_backward_batch(data, *arguments, **options)
 
     def prepare_model_inputs(micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,9 +12,8 @@ K), D size of a head or of a hidden state; R responses of a prompt, P tokens of 
 response.
 """
 
-import logging
-import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,16 +22,18 @@ from tensordict import TensorDict
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
-logger = logging.getLogger(__name__)
+from convrec.data.families import FAMILIES
 
 KEYWORD = "shared_prompts"  # of the model's forward pass, passed on to its attention
-GROUPS_BY_PROMPT = "groups_by_prompt"  # a batch's setting: rows of a prompt are in one micro-batch
-# Settings of a model whose tokens attend to nearby tokens only.
-WINDOWS = ("sliding_window", "attention_chunk_size")
-
-
-class NotShared(Exception):
-    """The model's layers cannot compute shared prompts."""
+SHARED_LENGTH = "shared_prompt_length"  # a batch's setting: rows of at most so many tokens share prompts
+# Rows that are padded to one length have at least this share of the longest one's length. With a larger share, the cost
+# of more calls would exceed the padding that they save.
+MIN_LENGTH_SHARE = 0.75
+# Only models of these types were compared with their rows: others may carry state from token to token, or make masks of
+# their own.
+MODEL_TYPES = {family.model_type for family in FAMILIES}
+# Embeddings of a position that depend on the longest row of a micro-batch, once it is longer than in pretraining.
+ROPE_BY_LENGTH = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Group:
 
     Attributes:
         prompt: number of its tokens.
-        responses: number of tokens of each response; empty for a single row, which is all prompt.
+        responses: number of tokens of each response, the longest first; empty for a single row, which is all prompt.
     """
 
     prompt: int
@@ -51,6 +52,17 @@ class Group:
     def parts(self) -> tuple[int, ...]:
         """The lengths of the prompt and of the responses, in the order of the sequence."""
         return (self.prompt, *self.responses)
+
+    def iter_alike(self) -> Iterator[list[int]]:
+        """Yield the lengths of responses that are padded to one length."""
+        lengths: list[int] = []
+        for length in self.responses:
+            if lengths and length < MIN_LENGTH_SHARE * lengths[0]:
+                yield lengths
+                lengths = []
+            lengths.append(length)
+        if lengths:
+            yield lengths
 
 
 class Sequence1S:
@@ -105,21 +117,25 @@ class Sequence1S:
             query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in next(parts))
             output_1HPD = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
             outputs.append(output_1HPD.squeeze(0).transpose(0, 1))
-            if group.responses:
-                rows = zip(*(next(parts) for _ in group.responses), strict=True)
+            for lengths in group.iter_alike():
+                rows = zip(*(next(parts) for _ in lengths), strict=True)
                 padded = [pad_sequence(list(of_rows), batch_first=True).transpose(1, 2) for of_rows in rows]
-                outputs += self._attend_to_prompt(group, (key, value), padded, scale)
+                outputs += self._attend_to_prompt((key, value), padded, lengths, scale)
         return torch.cat(outputs).unsqueeze(0)
 
     def _attend_to_prompt(
-        self, group: Group, prompt: Sequence[torch.Tensor], padded: Sequence[torch.Tensor], scale: float | None
+        self,
+        prompt: Sequence[torch.Tensor],
+        padded: Sequence[torch.Tensor],
+        lengths: Sequence[int],
+        scale: float | None,
     ) -> list[torch.Tensor]:
         """Return the attention of each response to its prompt and itself.
 
         Args:
-            group: the prompt and its responses.
             prompt: its keys and values, (1, K, P, D).
             padded: queries, keys and values of the responses, (R, H or K, L, D).
+            lengths: tokens of each response.
             scale: factor of the scores.
 
         Returns:
@@ -130,12 +146,12 @@ class Sequence1S:
             torch.cat([of_prompt.expand(len(query_RHLD), -1, -1, -1), of_responses], dim=2)
             for of_prompt, of_responses in zip(prompt, own, strict=True)
         )
-        mask_LT = self._make_mask(group.prompt, query_RHLD)
+        mask_LT = self._make_mask(prompt[0].shape[2], query_RHLD)
         output_RHLD = scaled_dot_product_attention(
             query_RHLD, key, value, attn_mask=mask_LT, scale=scale, enable_gqa=True
         )
         rows = output_RHLD.transpose(1, 2).unbind()
-        return [row[:length] for row, length in zip(rows, group.responses, strict=True)]
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
     def _make_mask(self, prompt: int, query_RHLD: torch.Tensor) -> torch.Tensor:
         """Return what is added to the scores of L tokens after a prompt: 0, or -inf for later tokens.
@@ -156,7 +172,7 @@ class Sequence1S:
             body: transformers' model without its head.
 
         Raises:
-            NotShared: a layer has not used the groups, because it is not attention or does not get the keyword.
+            RuntimeError: a layer has not used the groups.
         """
         device = next(body.parameters()).device
         hidden_1SD = body(
@@ -168,7 +184,7 @@ class Sequence1S:
             **{KEYWORD: self},
         ).last_hidden_state
         if self._calls != body.config.get_text_config().num_hidden_layers:
-            raise NotShared(f"{self._calls} of its layers take {KEYWORD}")
+            raise RuntimeError(f"{type(body).__name__}: {self._calls} layers took {KEYWORD}")
         hidden_flat = hidden_1SD.squeeze(0).index_select(0, self.place_BT.flatten().to(device))
         return hidden_flat.view(*self.place_BT.shape, -1)
 
@@ -189,6 +205,7 @@ def lay_out(batch: TensorDict, padded_length: int) -> Sequence1S:
     place_BT = torch.zeros(len(rows), padded_length, dtype=torch.long)
     start = 0
     for prompt, numbers in rows_of_prompt.items():
+        numbers.sort(key=lambda number: -lengths[number])
         if len(numbers) == 1:
             (number,) = numbers
             group = Group(len(rows[number]))
@@ -222,7 +239,7 @@ def read_prompts(batch: TensorDict) -> list[tuple[int, ...]]:
 
 
 def group_by_prompt(prompts: Sequence[tuple[int, ...]], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Split rows into groups of at most `max_tokens` tokens, those of a prompt next to each other.
+    """Split rows into groups of at most `max_tokens` tokens, those of a prompt next to each other, long ones first.
 
     Args:
         prompts: the prompt of each row.
@@ -233,12 +250,12 @@ def group_by_prompt(prompts: Sequence[tuple[int, ...]], lengths: Sequence[int], 
     Returns:
         Indices of the rows of each group.
     """
-    first_row: dict[tuple[int, ...], int] = {}
-    for row, prompt in enumerate(prompts):
-        first_row.setdefault(prompt, row)
+    longest: dict[tuple[int, ...], int] = {}
+    for prompt, length in zip(prompts, lengths, strict=True):
+        longest[prompt] = max(length, longest.get(prompt, 0))
     groups: list[list[int]] = []
     room = 0
-    for row in sorted(range(len(prompts)), key=lambda row: first_row[prompts[row]]):
+    for row in sorted(range(len(prompts)), key=lambda row: (-longest[prompts[row]], prompts[row])):
         if lengths[row] > room:
             groups.append([])
             room = max_tokens
@@ -247,20 +264,39 @@ def group_by_prompt(prompts: Sequence[tuple[int, ...]], lengths: Sequence[int], 
     return groups
 
 
+def find_longest(body: Any) -> int:
+    """Return how many tokens a row may have for a model to share prompts; 0 if it cannot.
+
+    Args:
+        body: transformers' model without its head.
+    """
+    config = body.config.get_text_config()
+    is_known = config.model_type in MODEL_TYPES and config._attn_implementation == "sdpa"
+    if not is_known or config.attention_dropout or getattr(config, "use_bidirectional_attention", False):
+        return 0
+    limits = [getattr(config, "sliding_window", None) or sys.maxsize]
+    rope_types = body.rotary_emb.rope_type
+    if ROPE_BY_LENGTH & set(rope_types.values() if isinstance(rope_types, dict) else [rope_types]):
+        known = (config.rope_parameters.get("original_max_position_embeddings"), config.max_position_embeddings)
+        limits += [positions for positions in known if positions]
+    return min(limits)
+
+
 class PromptSharing:
     """Computes the hidden states of a model's micro-batches, with shared prompts where the model allows it.
 
     Args:
         body: transformers' model without its head.
         is_wanted: share prompts.
+
+    Attributes:
+        longest: rows of more tokens do not share prompts.
     """
 
     def __init__(self, body: Any, is_wanted: bool) -> None:
         self.body = body
-        config = body.config.get_text_config()
-        self.is_on = is_wanted and config._attn_implementation == "sdpa" and not getattr(config, "attention_dropout", 0)
-        self.window = min((getattr(config, name, None) or math.inf for name in WINDOWS), default=math.inf)
-        if self.is_on:
+        self.longest = find_longest(body) if is_wanted else 0
+        if self.longest:
             register()
 
     def lay_out(self, batch: TensorDict, padded_length: int | None) -> Sequence1S | None:
@@ -271,11 +307,11 @@ class PromptSharing:
             padded_length: tokens of a padded row; None if rows are packed.
 
         Returns:
-            None if it is computed in rows: without responses, packed, or longer than a window of the attention.
+            None if it is computed in rows: without responses, packed, or with a row that is too long.
         """
-        if not self.is_on or padded_length is None or padded_length > self.window:
+        if padded_length is None or padded_length > self.longest or batch.get("responses", None) is None:
             return None
-        return lay_out(batch, padded_length) if batch.get("responses", None) is not None else None
+        return lay_out(batch, padded_length)
 
     def compute_hidden_states(self, sequence: Sequence1S | None, **inputs: Any) -> torch.Tensor:
         """Return the hidden states of the rows, (B, T, D).
@@ -285,11 +321,7 @@ class PromptSharing:
             **inputs: of the body's forward pass in rows.
         """
         if sequence is not None:
-            try:
-                return sequence.compute_hidden_states(self.body)
-            except NotShared as reason:
-                self.is_on = False
-                logger.warning("%s: each prompt is computed for each response: %s", type(self.body).__name__, reason)
+            return sequence.compute_hidden_states(self.body)
         hidden: torch.Tensor = self.body(**inputs, use_cache=False).last_hidden_state
         return hidden
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from convrec.training.attention.shared_prompts import GROUPS_BY_PROMPT, group_by_prompt, read_prompts
-
-# Rows of a group have at least this share of its longest row's length: with a larger share, the cost of more
-# micro-batches would exceed the padding that they save.
-MIN_LENGTH_SHARE = 0.75
+from convrec.training.attention.shared_prompts import (
+    MIN_LENGTH_SHARE,
+    SHARED_LENGTH,
+    group_by_prompt,
+    read_prompts,
+)
 
 
 def group_by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -71,7 +72,7 @@ def prepare_micro_batches(data: Any, dp_group: Any = None, **options: Any) -> tu
             ("use_remove_padding", True),
             ("use_dynamic_bsz", True),
             ("force_group_size", 1),
-            (GROUPS_BY_PROMPT, False),
+            (SHARED_LENGTH, 0),
         )
     }
     is_packed = options_of_batch["use_remove_padding"]
@@ -81,10 +82,17 @@ def prepare_micro_batches(data: Any, dp_group: Any = None, **options: Any) -> tu
     limit = int(data["max_token_len_per_gpu"])
     if max(lengths) > limit:
         raise ValueError(f"a row of {max(lengths)} tokens is longer than a micro-batch may be, {limit} tokens")
-    if options_of_batch[GROUPS_BY_PROMPT] and data.get("responses", None) is not None:
-        groups = group_by_prompt(read_prompts(data), lengths, limit)
-    else:
-        groups = group_by_length(lengths, limit)
+    longest_shared = options_of_batch[SHARED_LENGTH] if data.get("responses", None) is not None else 0
+    shared = [row for row, length in enumerate(lengths) if length <= longest_shared]
+    padded = [row for row, length in enumerate(lengths) if length > longest_shared]
+    prompts = read_prompts(data) if shared else []
+    groups = [
+        *(
+            [shared[place] for place in group]
+            for group in group_by_prompt([prompts[row] for row in shared], [lengths[row] for row in shared], limit)
+        ),
+        *([padded[place] for place in group] for group in group_by_length([lengths[row] for row in padded], limit)),
+    ]
     if dp_group is not None:  # FSDP gathers once per micro-batch, so every process needs the same number
         count = torch.tensor([len(groups)], device=get_device_name())
         torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX, group=dp_group)

@@ -1,8 +1,9 @@
 """A prompt computed once for all of its responses gives the log-probs and gradients of whole rows."""
 
-import logging
+import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convrec.training.attention import shared_prompts, without_flash
-from convrec.training.attention.shared_prompts import GROUPS_BY_PROMPT, group_by_prompt, lay_out
+from convrec.training.attention.shared_prompts import SHARED_LENGTH, Group, find_longest, group_by_prompt, lay_out
 from convrec.training.log_prob_head import leave_out_prompts
 from tests.convrec.family_models import SHAPES, make_model
 from tests.convrec.training.conftest import ALONE, MEETING, build_training_worker
@@ -93,12 +94,12 @@ def test_log_probs_and_gradients_are_those_of_whole_rows(
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
     assert metrics["loss"] == pytest.approx(expected_metrics["loss"], abs=1e-6)
     assert metrics["grad_norm"] == pytest.approx(expected_metrics["grad_norm"], rel=1e-4)
-    window = in_rows.engine.module.config.get_text_config().to_dict().get("sliding_window")
-    if window is not None and window < max(map(len, rows["input_ids"])):
-        assert lengths == []
-        return
-    distinct = {tuple(prompt) for prompt in prompts}
-    assert sum(lengths) == 2 * (sum(map(len, distinct)) + sum(map(len, RESPONSES)))
+    window = in_rows.engine.module.config.get_text_config().to_dict().get("sliding_window") or sys.maxsize
+    fits = [len(row) <= window for row in rows["input_ids"]]
+    # A micro-batch of all rows is computed in rows if one of them is longer than the window.
+    shared = [number for number, of_row in enumerate(fits) if of_row and (form == "by prompt" or all(fits))]
+    prompt_tokens = sum(map(len, {tuple(prompts[number]) for number in shared}))
+    assert sum(lengths) == 2 * (prompt_tokens + sum(len(RESPONSES[number]) for number in shared))
 
 
 @pytest.mark.usefixtures("environment")
@@ -118,32 +119,54 @@ def test_gradients_are_the_same_with_checkpoints_of_activations(model_folder: Pa
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_model_whose_layers_do_not_take_the_groups_is_computed_in_rows(
-    model_folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected, found = (build_training_worker(model_folder) for _ in range(2))
-    leave_out_prompts(found.engine)
-    rows = make_rows(SHORT)
-    form = MICRO_BATCHES["all rows"]
-    log_probs, _ = compute(expected, rows, **form)
-    # Attention that drops what it does not know.
+def test_layers_that_do_not_take_the_groups_are_an_error(model_folder: Path) -> None:
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     def forward(*arguments: Any, shared_prompts: Any = None, **options: Any) -> Any:
         return sdpa_attention_forward(*arguments, **options)
 
+    worker = build_training_worker(model_folder)
+    leave_out_prompts(worker.engine)
     AttentionInterface.register("sdpa", forward)
     try:
-        with caplog.at_level(logging.WARNING):
-            of_rows, _ = compute(found, rows, **form)
+        with pytest.raises(RuntimeError, match="Qwen2Model: 0 layers took shared_prompts"):
+            compute(worker, make_rows(SHORT), **MICRO_BATCHES["all rows"])
     finally:
         shared_prompts.register()
-    for one, other in zip(of_rows, log_probs, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
-    assert [record.getMessage() for record in caplog.records] == [
-        "Qwen2Model: each prompt is computed for each response: 0 of its layers take shared_prompts"
-    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rope_types", "longest"),
+    [
+        ({}, "default", sys.maxsize),
+        ({"sliding_window": 512}, {"full_attention": "linear", "sliding_attention": "default"}, 512),
+        ({"model_type": "falcon_h1"}, "default", 0),
+        ({"_attn_implementation": "eager"}, "default", 0),
+        ({"attention_dropout": 0.1}, "default", 0),
+        ({"use_bidirectional_attention": True}, "default", 0),
+        ({}, "dynamic", 8000),
+        ({"rope_parameters": {"original_max_position_embeddings": 4096}}, "longrope", 4096),
+    ],
+)
+def test_prompts_are_shared_where_only_attention_looks_at_other_tokens(
+    changes: dict[str, Any], rope_types: Any, longest: int
+) -> None:
+    settings = {
+        "model_type": "qwen2",
+        "_attn_implementation": "sdpa",
+        "attention_dropout": 0.0,
+        "rope_parameters": {},
+        "max_position_embeddings": 8000,
+    }
+    config = SimpleNamespace(**settings | changes)
+    config.get_text_config = lambda: config
+    assert find_longest(SimpleNamespace(config=config, rotary_emb=SimpleNamespace(rope_type=rope_types))) == longest
+
+
+def test_a_long_response_does_not_pad_the_short_ones_beside_it() -> None:
+    assert list(Group(5, (100, 80, 75, 74, 60, 10, 8)).iter_alike()) == [[100, 80, 75], [74, 60], [10, 8]]
+    assert list(Group(5).iter_alike()) == []
 
 
 def test_a_sequence_has_each_prompt_once_and_every_token_in_its_place() -> None:
@@ -154,7 +177,7 @@ def test_a_sequence_has_each_prompt_once_and_every_token_in_its_place() -> None:
         place_T = place_T[: len(row)]
         assert sequence.input_ids_1S[0, place_T].tolist() == row
         assert sequence.position_ids_1S[0, place_T].tolist() == list(range(len(row)))
-    assert [group.parts for group in sequence.groups] == [(3, 4, 3, 2), (1, 1, 4), (4,)]
+    assert [group.parts for group in sequence.groups] == [(3, 4, 3, 2), (1, 4, 1), (4,)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 300)), min_size=1, max_size=60), st.integers(310, 2000))
@@ -172,8 +195,16 @@ def test_every_row_is_in_one_group_beside_those_of_its_prompt(rows: list[tuple[i
     assert all(size + first > limit for size, first in zip(sizes, firsts[1:], strict=False))  # no smaller than needed
 
 
-def test_rows_of_a_prompt_are_in_one_micro_batch_if_the_engine_shares_prompts() -> None:
-    settings = {"use_remove_padding": False, "use_dynamic_bsz": True, "max_token_len_per_gpu": 20}
-    data = batch_of(make_rows(SHORT), **settings, **{GROUPS_BY_PROMPT: True})
+@pytest.mark.parametrize(
+    ("longest", "expected"),
+    [
+        (100, [[0, 2, 3], [1, 4, 5]]),
+        # Rows 0 and 2 have more tokens than may share a prompt: they are padded, as without sharing.
+        (5, [[1, 4, 3, 5], [0, 2]]),
+    ],
+)
+def test_rows_of_a_prompt_are_in_one_micro_batch_if_they_can_share_it(longest: int, expected: list[list[int]]) -> None:
+    settings = {"use_remove_padding": False, "use_dynamic_bsz": True, "max_token_len_per_gpu": 18}
+    data = batch_of(make_rows(SHORT), **settings, **{SHARED_LENGTH: longest})
     _, groups = without_flash.prepare_micro_batches(data)
-    assert groups == [[0, 2, 3, 1], [4, 5]]
+    assert groups == expected
