@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from convrec.checkpoints import plain_load
@@ -137,7 +137,12 @@ class EngineOfHead:
 
     def __init__(self) -> None:
         self.module = torch.nn.Module()
+        self.module.model = torch.nn.Module()
+        self.module.model.config = PretrainedConfig()
         self.module.lm_head = torch.nn.Linear(4, 8, bias=False)
+
+    def forward_backward_batch(self, data: Any) -> None:
+        pytest.fail("nothing is computed")
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"input_ids": micro_batch["input_ids"], "temperature": 1.0}, {}
