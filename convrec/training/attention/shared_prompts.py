@@ -42,11 +42,11 @@ class Group:
 
     Attributes:
         prompt: number of its tokens.
-        responses: number of tokens of each response, the longest first; empty for a single row, which is all prompt.
+        responses: number of tokens of each response, the longest first.
     """
 
     prompt: int
-    responses: tuple[int, ...] = ()
+    responses: tuple[int, ...]
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -61,8 +61,7 @@ class Group:
                 yield lengths
                 lengths = []
             lengths.append(length)
-        if lengths:
-            yield lengths
+        yield lengths
 
 
 class Sequence1S:
@@ -206,24 +205,17 @@ def lay_out(batch: TensorDict, padded_length: int) -> Sequence1S:
     start = 0
     for prompt, numbers in rows_of_prompt.items():
         numbers.sort(key=lambda number: -lengths[number])
-        if len(numbers) == 1:
-            (number,) = numbers
-            group = Group(len(rows[number]))
-            parts = [rows[number]]
-            place_BT[number, : len(rows[number])] = start + torch.arange(len(rows[number]))
-        else:
-            group = Group(len(prompt), tuple(lengths[number] for number in numbers))
-            parts = [rows[numbers[0]][: len(prompt)], *(rows[number][len(prompt) :] for number in numbers)]
-            end = start + len(prompt)
-            for number in numbers:
-                place_BT[number, : len(prompt)] = start + torch.arange(len(prompt))
-                place_BT[number, len(prompt) : len(rows[number])] = end + torch.arange(lengths[number])
-                end += lengths[number]
+        group = Group(len(prompt), tuple(lengths[number] for number in numbers))
+        end = start + group.prompt
+        for number in numbers:
+            place_BT[number, : group.prompt] = start + torch.arange(group.prompt)
+            place_BT[number, group.prompt : len(rows[number])] = end + torch.arange(lengths[number])
+            end += lengths[number]
         groups.append(group)
-        tokens += parts
+        tokens += [rows[numbers[0]][: group.prompt], *(rows[number][group.prompt :] for number in numbers)]
         positions += [torch.arange(group.prompt)]
         positions += [group.prompt + torch.arange(length) for length in group.responses]
-        start += sum(group.parts)
+        start = end
     return Sequence1S(
         groups=groups,
         input_ids_1S=torch.cat(tokens).unsqueeze(0),
